@@ -1,0 +1,35 @@
+"""Compiler flags of the native parts."""
+
+# -ffp-contract=off: with fused multiply-add, rows computed with AVX2 and with
+# the baseline differ in the last bit, and a run resumed on another machine
+# would drift.
+# -fno-math-errno -fno-trapping-math change no result; they let loops with
+# square roots and comparisons become vector code.
+COPTS = [
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Wno-sign-compare",
+]
+
+# Extra flags per body of cc/core/simd. Never for a file that includes
+# TensorFlow, Eigen or the standard library's templates: the linker keeps one
+# copy of each inline function, and it could be one that this CPU cannot run.
+ISA_COPTS = {
+    "avx2": [
+        "-mavx2",
+        "-mfma",
+    ],
+    "avx512": [
+        "-mavx512f",
+        "-mavx512dq",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mfma",
+    ],
+    "base": [],
+}

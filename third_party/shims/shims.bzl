@@ -1,0 +1,63 @@
+"""Stand-ins that let Bazel 4 to 6 build C++ without the network.
+
+These versions of Bazel fetch rules_cc and rules_java as soon as a C++ toolchain
+is looked up, and a coverage tool as soon as a test is built. All they need of
+the first two is their `defs.bzl`, which can as well name the native rules.
+"""
+
+_NATIVE_RULES = {
+    "cc": [
+        "cc_binary",
+        "cc_import",
+        "cc_library",
+        "cc_proto_library",
+        "cc_test",
+        "cc_toolchain",
+        "cc_toolchain_suite",
+        "fdo_prefetch_hints",
+        "fdo_profile",
+        "objc_import",
+        "objc_library",
+    ],
+    "java": [
+        "java_binary",
+        "java_import",
+        "java_library",
+        "java_lite_proto_library",
+        "java_package_configuration",
+        "java_plugin",
+        "java_proto_library",
+        "java_runtime",
+        "java_test",
+        "java_toolchain",
+    ],
+}
+
+def _native_rules_impl(ctx):
+    language = ctx.name.split("_")[-1]
+    lines = [
+        "%s = native.%s" % (rule, rule)
+        for rule in _NATIVE_RULES[language]
+    ]
+    ctx.file("WORKSPACE", "workspace(name = %r)\n" % ctx.name)
+    ctx.file(language + "/BUILD", "")
+    ctx.file(language + "/defs.bzl", "\n".join(lines) + "\n")
+
+native_rules = repository_rule(
+    implementation = _native_rules_impl,
+    doc = "Makes `rules_<language>`, whose defs.bzl names the native rules.",
+)
+
+def _no_coverage_tools_impl(ctx):
+    ctx.file("WORKSPACE", "workspace(name = %r)\n" % ctx.name)
+    ctx.file("BUILD", """
+filegroup(
+    name = "coverage_report_generator",
+    visibility = ["//visibility:public"],
+)
+""")
+
+no_coverage_tools = repository_rule(
+    implementation = _no_coverage_tools_impl,
+    doc = "Makes an empty report generator: `bazel coverage` is not used.",
+)

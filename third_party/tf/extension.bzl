@@ -1,0 +1,8 @@
+"""`pip_deps` for Bazel 7 and newer; WORKSPACE calls the rule itself."""
+
+load(":tf_configure.bzl", "pip_deps")
+
+def _pip_ext_impl(_ctx):
+    pip_deps(name = "pip_deps")
+
+pip_ext = module_extension(implementation = _pip_ext_impl)

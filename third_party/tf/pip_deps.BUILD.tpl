@@ -1,0 +1,61 @@
+load("@rules_cc//cc:defs.bzl", "cc_import", "cc_library")
+
+package(default_visibility = ["//visibility:public"])
+
+# `includes` becomes -isystem, so warnings inside these headers stay quiet.
+
+# Only the folders that our sources reach: each build server reads every file
+# once, and all of TensorFlow's 18,000 headers would take half a minute.
+cc_library(
+    name = "tf_headers",
+    hdrs = glob(
+        [
+            "tf_include/Eigen/**",
+            "tf_include/absl/**/*.h",
+            "tf_include/absl/**/*.inc",
+            "tf_include/google/protobuf/**/*.h",
+            "tf_include/google/protobuf/**/*.inc",
+            "tf_include/ml_dtypes/**",
+            "tf_include/tensorflow/c/**/*.h",
+            "tf_include/tensorflow/core/**/*.h",
+            "tf_include/tensorflow/dtensor/**/*.h",
+            "tf_include/third_party/**",
+            "tf_include/tsl/**/*.h",
+            "tf_include/unsupported/Eigen/**",
+            "tf_include/xla/*.h",
+            "tf_include/xla/tsl/**/*.h",
+        ],
+        allow_empty = True,
+    ),
+    defines = [
+        "EIGEN_MAX_ALIGN_BYTES=64",
+        "_GLIBCXX_USE_CXX11_ABI=1",
+    ],
+    includes = ["tf_include"],
+)
+
+cc_import(
+    name = "tf_framework",
+    shared_library = "libtensorflow_framework.so.2",
+)
+
+cc_library(
+    name = "tf",
+    deps = [
+        ":tf_framework",
+        ":tf_headers",
+    ],
+)
+
+cc_library(
+    name = "python_headers",
+    hdrs = glob(["python_include/**/*.h"]),
+    includes = ["python_include"],
+)
+
+cc_library(
+    name = "pybind11",
+    hdrs = glob(["pybind11_include/**/*.h"]),
+    includes = ["pybind11_include"],
+    deps = [":python_headers"],
+)

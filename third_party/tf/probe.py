@@ -1,0 +1,73 @@
+"""Prints where pip put what the C++ build needs, one KEY=value per line.
+
+Run as `python -I probe.py`: pip's build isolation hides the environment's
+packages behind PYTHONPATH, and `-I` looks past that. Packages are found, not
+imported, which saves the seconds that TensorFlow takes to start.
+
+Exit status 1 with one sentence on stderr when something is missing.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+import sysconfig
+
+
+def package_dir(module: str, remedy: str) -> pathlib.Path:
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(
+            f"Building tf_layoutmap needs the Python package {module!r} in "
+            f"{sys.executable}, which has none: {remedy}")
+    return pathlib.Path(spec.submodule_search_locations[0])
+
+
+def tensorflow_version() -> str:
+    # One package under several names; they own the same files.
+    for distribution in ("tensorflow-cpu", "tensorflow", "tensorflow-rocm",
+                         "tf-nightly", "tf-nightly-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    sys.exit("Found the files of TensorFlow but no installed distribution of "
+             "it. Reinstall it: pip install --force-reinstall tensorflow-cpu")
+
+
+def existing(path: pathlib.Path, remedy: str) -> pathlib.Path:
+    if not path.exists():
+        sys.exit(f"Building tf_layoutmap needs {path}, which does not exist: "
+                 f"{remedy}")
+    return path
+
+
+def main() -> None:
+    # Links to TensorFlow's files must not go stale when this interpreter is
+    # reached through a link that later points elsewhere, hence realpath.
+    tensorflow = package_dir(
+        "tensorflow", "pip install 'tensorflow-cpu==2.21.*'")
+    pybind11 = package_dir("pybind11", "pip install pybind11")
+    python_include = pathlib.Path(sysconfig.get_paths()["include"])
+    found = {
+        "TF_VERSION": tensorflow_version(),
+        "TF_INCLUDE": existing(
+            tensorflow / "include", "reinstall TensorFlow"),
+        "TF_LIB": existing(
+            tensorflow / "libtensorflow_framework.so.2",
+            "only Linux is supported"),
+        "PYBIND11_INCLUDE": existing(
+            pybind11 / "include", "pip install pybind11"),
+        "PYTHON_INCLUDE": existing(
+            python_include / "Python.h", "apt-get install python3-dev").parent,
+        "EXT_SUFFIX": sysconfig.get_config_var("EXT_SUFFIX"),
+    }
+    for key, value in found.items():
+        if isinstance(value, pathlib.Path):
+            value = os.path.realpath(value)
+        print(f"{key}={value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The repository `pip_deps`: headers and libraries that pip installed.
+
+It holds TensorFlow's headers and libtensorflow_framework, pybind11's headers
+and Python's, linked from the environment of one interpreter: the one that
+PYTHON_BIN_PATH names, else this checkout's .venv, else python3 on PATH.
+"""
+
+def _interpreter(ctx):
+    named = ctx.os.environ.get("PYTHON_BIN_PATH")
+    if named:
+        return named
+    checkout = ctx.path(ctx.attr.workspace_file).dirname
+    own = checkout.get_child(".venv").get_child("bin").get_child("python")
+    if own.exists:
+        return str(own)
+    found = ctx.which("python3")
+    if not found:
+        fail("No Python: set PYTHON_BIN_PATH to an interpreter 3.10 to 3.13.")
+    return str(found)
+
+def _pip_deps_impl(ctx):
+    result = ctx.execute([_interpreter(ctx), "-I", str(ctx.path(ctx.attr.probe))])
+    if result.return_code != 0:
+        fail(result.stderr.strip() or "The probe of Python's packages failed.")
+    found = {}
+    for line in result.stdout.splitlines():
+        key, value = line.split("=", 1)
+        found[key] = value
+    ctx.symlink(found["TF_INCLUDE"], "tf_include")
+    ctx.symlink(found["TF_LIB"], "libtensorflow_framework.so.2")
+    ctx.symlink(found["PYBIND11_INCLUDE"], "pybind11_include")
+    ctx.symlink(found["PYTHON_INCLUDE"], "python_include")
+    ctx.template("BUILD", ctx.attr.build_template)
+    ctx.file("vars.bzl", "EXT_SUFFIX = %r\n" % found["EXT_SUFFIX"])
+
+pip_deps = repository_rule(
+    implementation = _pip_deps_impl,
+    doc = "Links what pip installed into one repository.",
+    environ = ["PYTHON_BIN_PATH"],
+    local = True,
+    attrs = {
+        "build_template": attr.label(
+            default = "//third_party/tf:pip_deps.BUILD.tpl",
+        ),
+        "probe": attr.label(default = "//third_party/tf:probe.py"),
+        "workspace_file": attr.label(default = "//:WORKSPACE"),
+    },
+)
