@@ -1,0 +1,110 @@
+# Everything from a fresh machine: `make demo`, `make test`; `make` lists the rest.
+# Each step is done once and again only when what it depends on has changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The interpreter that .venv is made from: PYTHON=python3.12 make demo
+PYTHON ?= python3
+FUZZ_SECONDS ?= 20
+
+# `tensorflow-cpu` exists for x86-64 only; elsewhere `tensorflow` is the same.
+TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
+TF_MINOR := $(shell sed -n 's/^TF_MINOR = "\(.*\)"$$/\1/p' setup.py)
+
+VENV := .venv
+# One interpreter for Bazel, setup.py and the tests, or Bazel would configure
+# itself anew for each of them.
+export PYTHON_BIN_PATH := $(CURDIR)/$(VENV)/bin/python
+RUN := $(VENV)/bin/python
+# setup.py writes this last.
+BUILT := tf_layoutmap/_build_info.py
+BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
+
+NATIVE_SOURCES := $(shell find cc third_party -type f -not -name '*.md') \
+    setup.py WORKSPACE MODULE.bazel .bazelrc
+CC_FILES = $(shell find cc -name '*.cc' -o -name '*.h')
+BAZEL_FILES = BUILD WORKSPACE MODULE.bazel \
+    $(shell find cc third_party -name BUILD -o -name '*.bzl')
+
+.PHONY: help
+help:  ## Lists the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
+	    awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+$(VENV)/.packages: setup.py .ci/system_packages .ci/make_venv
+	bash .ci/system_packages build
+	bash .ci/make_venv $(VENV) $(PYTHON)
+	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF_MINOR).*" \
+	    "setuptools>=61" wheel pybind11
+	$(RUN) -m pip install -q --no-build-isolation \
+	    -e '.[$(TF_PACKAGE),datasets,develop]'
+	touch $@
+
+$(BUILT): $(VENV)/.packages $(NATIVE_SOURCES)
+	$(RUN) setup.py -q build_ext --inplace
+	touch $@
+
+.PHONY: build
+build: $(BUILT)  ## Builds the native parts with Bazel, into tf_layoutmap/.
+
+.PHONY: demo
+demo: build  ## Trains, saves and serves a model: the main job.
+	$(RUN) examples/next_identifier.py $(DEMO_FLAGS)
+
+.PHONY: test
+test: build  ## Runs all tests, C++ and Python.
+	$(BAZEL) test //cc/...
+	$(RUN) -m pytest $(PYTEST_FLAGS)
+
+.PHONY: bench
+bench: build  ## Measures against TensorFlow's own ops and the machine's roof.
+	$(BAZEL) build //cc/benchmarks:roof
+	$(RUN) -m benchmarks $(BENCH_FLAGS)
+
+.PHONY: wheel
+wheel: build  ## Makes a manylinux wheel in wheelhouse/.
+	bash .ci/wheel $(RUN)
+
+.PHONY: asan
+asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
+	bash .ci/system_packages build
+	$(BAZEL) test --config=asan //cc/core/...
+
+.PHONY: tsan
+tsan:  ## Runs the C++ tests under ThreadSanitizer.
+	bash .ci/system_packages build
+	$(BAZEL) test --config=tsan //cc/core/...
+
+.PHONY: fuzz
+fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20).
+	bash .ci/system_packages build fuzz
+	bash .ci/fuzz $(BAZEL) $(FUZZ_SECONDS)
+
+.PHONY: lint
+lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, C++ and BUILD files.
+	$(RUN) -m ruff check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(CC_FILES)
+	.tools/buildifier -mode=check -lint=warn $(BAZEL_FILES)
+
+.PHONY: format
+format: $(VENV)/.packages .tools/buildifier  ## Lays out C++ and BUILD files as lint wants them.
+	$(RUN) -m ruff check --fix-only .
+	$(VENV)/bin/clang-format -i $(CC_FILES)
+	.tools/buildifier -mode=fix $(BAZEL_FILES)
+
+.tools/buildifier: .ci/system_packages
+	bash .ci/system_packages npm
+	mkdir -p .tools
+	npm install --silent --no-audit --no-fund --prefix .tools \
+	    @bazel/buildifier
+	ln -sf node_modules/.bin/buildifier $@
+
+.PHONY: clean
+clean:  ## Removes what was built; .venv stays (rm -r .venv for that).
+	-$(BAZEL) clean
+	rm -rf build dist wheelhouse .tools/fuzz-* tf_layoutmap/*.so \
+	    $(BUILT)

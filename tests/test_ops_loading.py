@@ -1,0 +1,124 @@
+"""The op library loads once, and refuses with the remedy."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tf_layoutmap import _ops
+
+PACKAGE = pathlib.Path(_ops.__file__).parent
+
+
+def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
+    """The message of `import tf_layoutmap._ops` in a process of its own.
+
+    The package is reduced to what loading needs, so that the answer is that of
+    `_ops`, and files called `without*` are left out.
+    """
+    package = tmp_path / "tf_layoutmap"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for pattern in ("_ops.py", "_build_info.py", "*.so"):
+        for file in PACKAGE.glob(pattern):
+            if not (without and file.name.startswith(without)):
+                shutil.copy(file, package)
+    program = textwrap.dedent(prelude) + textwrap.dedent("""
+        try:
+            import tf_layoutmap._ops
+        except ImportError as error:
+            print(type(error).__name__, error)
+        else:
+            print("loaded")
+        """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=120,
+        capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def fake_tensorflow(version: str) -> str:
+    """A stand-in whose `load_op_library` must not be reached."""
+    return f"""
+        import sys, types
+        tf = types.ModuleType("tensorflow")
+        tf.__version__ = {version!r}
+        def load_op_library(path):
+            raise SystemExit("loaded before the check")
+        tf.load_op_library = load_op_library
+        sys.modules["tensorflow"] = tf
+        """
+
+
+@pytest.mark.parametrize("version", ["2.20.0", "2.22.0-rc1", "3.21.0", "2.2"])
+def test_another_minor_version_is_refused_before_loading(tmp_path, version):
+    message = import_error(tmp_path, fake_tensorflow(version))
+    assert message.startswith("ImportError")
+    assert f"Received: TensorFlow {version}." in message
+    assert "supports TensorFlow 2.21.* only" in message
+    assert 'pip install "tensorflow-cpu==2.21.*"' in message
+
+
+@pytest.mark.parametrize("version", ["2.21.0", "2.21.9", "2.21.1-rc2"])
+def test_any_patch_version_is_accepted(version):
+    _ops._check_version(version, "2.21.0")
+
+
+def test_missing_tensorflow_is_refused_with_the_command(tmp_path):
+    message = import_error(
+        tmp_path, """
+        import sys
+        class Hidden:
+            def find_spec(self, name, path=None, target=None):
+                if name == "tensorflow":
+                    raise ModuleNotFoundError("hidden", name=name)
+        sys.meta_path.insert(0, Hidden())
+        """)
+    assert "TensorFlow, which is not installed" in message
+    assert 'pip install "tensorflow-cpu==2.21.*"' in message
+
+
+@pytest.mark.parametrize(
+    "missing", ["_layoutmap_ops.so", "_build_info.py"])
+def test_unbuilt_checkout_names_the_build_command(tmp_path, missing):
+    message = import_error(tmp_path, "", without=missing)
+    assert f"{missing} is missing" in message
+    assert "make build" in message
+
+
+def test_unbuilt_python_module_names_the_build_command(tmp_path):
+    message = import_error(tmp_path, "", without="_native")
+    assert "_native for this Python is missing" in message
+    assert "make build" in message
+
+
+def test_broken_library_names_both_versions(tmp_path):
+    message = import_error(
+        tmp_path, """
+        import pathlib
+        pathlib.Path("tf_layoutmap/_layoutmap_ops.so").write_bytes(b"no ELF")
+        """)
+    assert "does not load into TensorFlow 2.21" in message
+    assert "make build" in message
+
+
+def test_unknown_op_is_an_attribute_error_that_lists_the_known_ones():
+    with pytest.raises(AttributeError, match=r"no op 'paint_rows'.*It has: "):
+        _ops.paint_rows  # noqa: B018
+
+
+def test_every_op_of_the_library_is_an_attribute():
+    assert _ops._op_names()
+    for name in _ops._op_names():
+        assert callable(getattr(_ops, name))
+        assert name in dir(_ops)
+
+
+def test_native_module_comes_through_the_same_door():
+    assert _ops.native.__name__ == "tf_layoutmap._native"

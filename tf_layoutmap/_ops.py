@@ -1,0 +1,118 @@
+"""The one door to the shared libraries: `_ops.route_ids(...)`, `_ops.native`.
+
+The op library is compiled against TensorFlow's C++ classes, whose layout in
+memory changes between minor versions. A missing symbol would be the lucky
+case; so the version is compared before the library is loaded, never after.
+
+Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
+`native` is the pybind11 module: the core on numpy arrays, without TensorFlow.
+"""
+
+import importlib
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+_LIBRARY = pathlib.Path(__file__).with_name("_layoutmap_ops.so")
+
+# TensorFlow turns the op name LayoutMap>RouteIds into this function name.
+_PREFIX = "layout_map_"
+
+
+def _minor(version: str) -> str:
+    """The part of a version that one build serves.
+
+    >>> _minor("2.21.0-rc1")
+    '2.21'
+    """
+    return ".".join(version.split(".")[:2])
+
+
+def _check_version(found: str, built_for: str) -> None:
+    """Refuses a TensorFlow of another minor version than the build's."""
+    wanted = _minor(built_for)
+    if _minor(found) != wanted:
+        raise ImportError(
+            f"This build of tf_layoutmap supports TensorFlow {wanted}.* only. "
+            f"Received: TensorFlow {found}. Install the supported one: "
+            f'pip install "tensorflow-cpu=={wanted}.*" (or tensorflow), or '
+            f"a tf_layoutmap built for TensorFlow {_minor(found)}.")
+
+
+def _version_built_for() -> str:
+    """The TensorFlow that the libraries here were compiled against."""
+    try:
+        build_info = importlib.import_module("tf_layoutmap._build_info")
+    except ModuleNotFoundError:
+        raise _not_built("_build_info.py") from None
+    if not _LIBRARY.exists():
+        raise _not_built(_LIBRARY.name)
+    return build_info.TF_VERSION
+
+
+def _not_built(missing: str) -> ImportError:
+    return ImportError(
+        f"tf_layoutmap's native parts are not built: {missing} is missing in "
+        f"{_LIBRARY.parent}. In a checkout run `make build`, or "
+        "`pip install --no-build-isolation .`; otherwise reinstall the wheel.")
+
+
+def _import_tensorflow(built_for: str) -> types.ModuleType:
+    try:
+        return importlib.import_module("tensorflow")
+    except ModuleNotFoundError as error:
+        # Of TensorFlow itself only: one of its own dependencies missing is
+        # another problem, and its own message names it.
+        if error.name != "tensorflow":
+            raise
+        raise ImportError(
+            "tf_layoutmap needs TensorFlow, which is not installed. Install "
+            f'it: pip install "tensorflow-cpu=={_minor(built_for)}.*" (or '
+            "tensorflow).") from None
+
+
+def _load() -> types.ModuleType:
+    built_for = _version_built_for()
+    tf = _import_tensorflow(built_for)
+    _check_version(tf.__version__, built_for)
+    try:
+        return tf.load_op_library(str(_LIBRARY))
+    except tf.errors.NotFoundError as error:
+        raise ImportError(
+            f"{_LIBRARY.name}, built for TensorFlow {built_for}, does not load "
+            f"into TensorFlow {tf.__version__}: {error.message}. Build it "
+            "again on this machine: `make build`, or "
+            "`pip install --no-build-isolation .`") from error
+
+
+def _load_native() -> types.ModuleType:
+    try:
+        return importlib.import_module("tf_layoutmap._native")
+    except ModuleNotFoundError:
+        # Its file name carries the Python version, so this also is what
+        # happens under another Python than the one it was built for.
+        raise _not_built("_native for this Python") from None
+
+
+_library = _load()
+native = _load_native()
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    function = getattr(_library, _PREFIX + name, None)
+    if function is None:
+        raise AttributeError(
+            f"tf_layoutmap's op library has no op {name!r}. "
+            f"It has: {', '.join(_op_names()) or 'none'}.")
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_op_names()])
+
+
+def _op_names() -> list[str]:
+    return sorted(
+        name[len(_PREFIX):] for name in dir(_library)
+        if name.startswith(_PREFIX) and not name.endswith("_eager_fallback"))
