@@ -103,7 +103,7 @@ class BazelBuild(build_ext.build_ext):
             f'TF_VERSION = "{found["TF_VERSION"]}"\n', encoding="utf-8")
 
     def get_source_files(self):
-        return []  # Bazel knows them; MANIFEST.in lists them for an sdist.
+        return []  # MANIFEST.in names what an sdist holds.
 
 
 class NativeDistribution(setuptools.Distribution):
