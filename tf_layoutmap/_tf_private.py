@@ -1,0 +1,58 @@
+"""The one door to TensorFlow's private names.
+
+Each name stands below with the reason we need it. All are looked up when this
+module is imported, so that a TensorFlow that moved one is refused here, with
+the remedy, and not in the middle of a training run. To add one: a line, a why.
+"""
+
+import importlib
+from typing import Any
+
+import tensorflow as tf
+
+SUPPORTED_VERSIONS = ("2.21",)
+
+
+def _private(module: str, name: str) -> Any:
+    """Returns `tensorflow.python.<module>.<name>`, or says what is missing."""
+    try:
+        return getattr(
+            importlib.import_module(f"tensorflow.python.{module}"), name)
+    except (ImportError, AttributeError) as error:
+        supported = " or ".join(f"{v}.*" for v in SUPPORTED_VERSIONS)
+        raise ImportError(
+            f"tf_layoutmap supports TensorFlow {supported}. Received: "
+            f"TensorFlow {tf.__version__}, which has no "
+            f"`tensorflow.python.{module}.{name}`. Install a supported one: "
+            f'pip install "tensorflow=={SUPPORTED_VERSIONS[-1]}.*" (or '
+            "tensorflow-cpu).") from error
+
+
+# A ShardedVariable passes through tf.function as several handles.
+CompositeTensor = _private("framework.composite_tensor", "CompositeTensor")
+
+# tape.gradient(y, sharded): which handles to differentiate by, and how their
+# gradients become one.
+CompositeTensorGradient = _private(
+    "framework.composite_tensor_gradient", "CompositeTensorGradient")
+
+# Whether tf.saved_model.save is tracing: exported graphs see one variable.
+in_save_context = _private("saved_model.save_context", "in_save_context")
+
+# The object that tf.train.Checkpoint and tf.saved_model walk over.
+Trackable = _private("trackable.base", "Trackable")
+
+# The key under which a checkpoint holds the value of a variable, so that our
+# files and those of tf.Variable are the same.
+VARIABLE_VALUE_KEY = _private("trackable.constants", "VARIABLE_VALUE_KEY")
+
+# Reads and restores one shard as a slice of one logical tensor.
+ResourceVariableSaveable = _private(
+    "training.saving.saveable_object_util", "ResourceVariableSaveable")
+
+# The full-size variable of an exported graph: a shape, never any memory.
+UninitializedVariable = _private(
+    "ops.resource_variable_ops", "UninitializedVariable")
+
+# What tf.function keeps of a shard that is passed as an argument.
+VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")

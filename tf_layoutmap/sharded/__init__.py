@@ -1,0 +1,10 @@
+"""One table in many shards that behaves like one `tf.Variable`."""
+
+from tf_layoutmap.sharded import dispatch as _dispatch
+from tf_layoutmap.sharded.initial_value import ShardInfo
+from tf_layoutmap.sharded.sharded_variable import ShardedVariable
+from tf_layoutmap.sharded.sharded_variable import ShardedVariableSpec
+
+_dispatch.register()
+
+__all__ = ["ShardInfo", "ShardedVariable", "ShardedVariableSpec"]

@@ -1,0 +1,138 @@
+"""TensorFlow's own lookups, taught to take a `ShardedVariable`.
+
+Registered through `tf.experimental.dispatch_for_api`, so they hold eagerly, in
+functions and under any name scope.
+"""
+
+from typing import Any, List, Union
+
+import tensorflow as tf
+
+from tf_layoutmap.sharded import routing
+from tf_layoutmap.sharded.sharded_variable import ShardedVariable
+
+# A list of one table is what code for partitioned variables passes.
+_Table = Union[ShardedVariable, List[ShardedVariable]]
+
+_registered = False
+
+
+def register() -> None:
+    """Registers the functions below. Doing so again changes nothing."""
+    global _registered
+    if _registered:
+        return
+    dispatch = tf.experimental.dispatch_for_api
+    dispatch(tf.gather, {"params": ShardedVariable})(_gather)
+    dispatch(tf.nn.embedding_lookup, {"params": _Table})(_embedding_lookup)
+    dispatch(tf.nn.embedding_lookup_sparse, {"params": _Table})(
+        _embedding_lookup_sparse)
+    dispatch(tf.nn.safe_embedding_lookup_sparse,
+             {"embedding_weights": _Table})(_safe_embedding_lookup_sparse)
+    _registered = True
+
+
+def _gather(params, indices, validate_indices=None, axis=None, batch_dims=0,
+            name=None):
+    if batch_dims == 0 and _is_first_axis(params, axis):
+        return routing.gather(params._shards(), indices, name)
+    return tf.gather(tf.convert_to_tensor(params), indices,
+                     validate_indices=validate_indices, axis=axis,
+                     batch_dims=batch_dims, name=name)
+
+
+def _embedding_lookup(params, ids, max_norm=None, name=None):
+    table = _one_table(params)
+    with tf.name_scope(name or "embedding_lookup"):
+        ids = _id_tensor(ids)
+        if isinstance(ids, tf.RaggedTensor):
+            return tf.ragged.map_flat_values(
+                lambda flat_ids: _embedding_lookup(table, flat_ids, max_norm),
+                ids)
+        rows = routing.gather(table._shards(), ids)
+        return _clip(rows, max_norm, ids.shape.rank)
+
+
+def _embedding_lookup_sparse(params, sp_ids, sp_weights, combiner=None,
+                             max_norm=None, name=None,
+                             allow_fast_lookup=False):
+    table = _one_table(params)
+    with tf.name_scope(name or "embedding_lookup_sparse"):
+        _check_sparse("sp_ids", sp_ids)
+        unique_ids, places = tf.unique(_flat_values(sp_ids))
+        rows = routing.gather(table._shards(), unique_ids)
+        return tf.nn.embedding_lookup_sparse(
+            rows, _with_flat_values(sp_ids, places), sp_weights,
+            combiner=combiner, max_norm=max_norm,
+            allow_fast_lookup=allow_fast_lookup)
+
+
+def _safe_embedding_lookup_sparse(embedding_weights, sparse_ids,
+                                  sparse_weights=None, combiner="mean",
+                                  default_id=None, max_norm=None, name=None,
+                                  allow_fast_lookup=False):
+    table = _one_table(embedding_weights)
+    with tf.name_scope(name or "safe_embedding_lookup_sparse"):
+        _check_sparse("sparse_ids", sparse_ids)
+        ids = _flat_values(sparse_ids)
+        # TensorFlow leaves negative ids out, and fills samples without ids
+        # with the default row, or with row 0 that it turns to zeros later.
+        # So that row comes first, and negative ids stay negative.
+        default_row = tf.cast(0 if default_id is None else default_id,
+                              ids.dtype)
+        unique_ids, places = tf.unique(tf.where(ids < 0, default_row, ids))
+        rows = routing.gather(
+            table._shards(),
+            tf.concat([tf.reshape(default_row, [1]), unique_ids], axis=0))
+        places = tf.where(ids < 0, -1, places + 1)
+        return tf.nn.safe_embedding_lookup_sparse(
+            rows, _with_flat_values(sparse_ids, tf.cast(places, tf.int64)),
+            sparse_weights, combiner=combiner,
+            default_id=None if default_id is None else 0, max_norm=max_norm,
+            allow_fast_lookup=allow_fast_lookup)
+
+
+def _is_first_axis(params: ShardedVariable, axis: Any) -> bool:
+    axis = 0 if axis is None else tf.get_static_value(axis)
+    return axis is not None and int(axis) in (0, -params.shape.rank)
+
+
+def _one_table(params: Any) -> ShardedVariable:
+    if not isinstance(params, list):
+        return params
+    if len(params) != 1:
+        raise ValueError(
+            "Argument `params` must be one table, or a list of one. "
+            f"Received: {len(params)} tables "
+            f"({[table.name for table in params]}).")
+    return params[0]
+
+
+def _id_tensor(ids: Any) -> Any:
+    if isinstance(ids, tf.RaggedTensor):
+        return ids
+    return tf.convert_to_tensor(ids, dtype_hint=tf.int32)
+
+
+def _clip(rows: tf.Tensor, max_norm: Any, num_id_axes: int) -> tf.Tensor:
+    if max_norm is None:
+        return rows
+    return tf.clip_by_norm(
+        rows, max_norm, axes=list(range(num_id_axes, rows.shape.rank)))
+
+
+def _check_sparse(argument: str, ids: Any) -> None:
+    if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        raise TypeError(
+            f"Argument `{argument}` must be a tf.SparseTensor or a "
+            f"tf.RaggedTensor. Received: {type(ids).__name__}.")
+
+
+def _flat_values(ids: Any) -> tf.Tensor:
+    return ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids.values
+
+
+def _with_flat_values(ids: Any, values: tf.Tensor) -> Any:
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(values)
+    return tf.SparseTensor(ids.indices, values, ids.dense_shape)

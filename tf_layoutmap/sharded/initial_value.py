@@ -1,0 +1,111 @@
+"""The first value of each shard, never that of the whole table at once."""
+
+import inspect
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from tf_layoutmap.partition import RowPartition
+
+# Their values depend on the shape of the whole table, which they are not
+# told, and asking them for each shard would give another distribution.
+_WHOLE_TABLE_INITIALIZERS = (
+    "Identity", "IdentityInitializer", "Orthogonal", "OrthogonalInitializer",
+    "VarianceScaling", "GlorotUniform", "GlorotNormal", "HeUniform",
+    "HeNormal", "LecunUniform", "LecunNormal")
+
+
+class ShardInfo(NamedTuple):
+    """Which part of a table an initializer is asked for.
+
+    Attributes:
+      shape: Shape of the shard.
+      offset: Its first element in the whole table, one number per axis.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
+             dtype: tf.DType, partition: RowPartition, shard: int,
+             name: str) -> tf.Tensor:
+    """Calls `initializer` for one shard.
+
+    Args:
+      initializer: Called in the first of these forms that its signature
+        takes: `(shard_info=ShardInfo)`; `(shape, dtype=, partition_shape=,
+        partition_offset=)` with `shape` that of the whole table, as
+        TensorFlow's own initializers; `(shape, dtype=)` or `(shape)` with
+        the shard's shape.
+      shape: Shape of the whole table.
+      dtype: Dtype of the table.
+      partition: How its rows are divided.
+      shard: Which one.
+      name: The table's name, for messages.
+
+    Raises:
+      TypeError: It takes none of the forms.
+      ValueError: It needs the whole table, or returns another shape.
+    """
+    info = ShardInfo((partition.sizes[shard], *shape[1:]),
+                     (partition.offsets[shard], *[0] * (len(shape) - 1)))
+    value = tf.convert_to_tensor(
+        _call(_reseeded(initializer, info), shape, dtype, info,
+              partition.num_shards, name), dtype)
+    if tuple(value.shape) != info.shape:
+        raise ValueError(
+            "Argument `initial_value` must return the shape it is asked for, "
+            f"{info.shape}. Received: {tuple(value.shape)} (table {name!r}, "
+            f"shard {shard}).")
+    return value
+
+
+def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
+          dtype: tf.DType, info: ShardInfo, num_shards: int,
+          name: str) -> Any:
+    parameters = inspect.signature(initializer).parameters
+    takes_any_keyword = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in parameters.values())
+    if "shard_info" in parameters:
+        return initializer(shard_info=info)
+    if "partition_shape" in parameters or takes_any_keyword:
+        return initializer(shape, dtype=dtype, partition_shape=info.shape,
+                           partition_offset=info.offset)
+    if not parameters:
+        raise TypeError(
+            "Argument `initial_value` must take a shape when it is callable, "
+            f"so that shards can be made one by one. Received: "
+            f"{initializer!r} without parameters (table {name!r}).")
+    if (num_shards > 1
+            and type(initializer).__name__ in _WHOLE_TABLE_INITIALIZERS):
+        raise ValueError(
+            "Argument `initial_value` must not depend on the shape of the "
+            "whole table; give an array, or a callable that takes "
+            f"`shard_info`. Received: {type(initializer).__name__} (table "
+            f"{name!r} in {num_shards} shards).")
+    if "dtype" in parameters:
+        return initializer(info.shape, dtype=dtype)
+    return initializer(info.shape)
+
+
+def _reseeded(initializer: Callable[..., Any],
+              info: ShardInfo) -> Callable[..., Any]:
+    """Returns `initializer` with a seed of its own for this shard.
+
+    The random initializers of Keras, and of TensorFlow when seeded, return
+    equal numbers at each call, so every shard would hold the same rows.
+    """
+    if info.offset[0] == 0 or not hasattr(initializer, "get_config"):
+        return initializer
+    config = initializer.get_config()
+    if "seed" not in config:
+        return initializer
+    if isinstance(config["seed"], int):
+        # Knuth's multiplicative hash: neighbouring offsets, distant seeds.
+        mixed = (config["seed"] + info.offset[0] * 2654435761) % (2**31 - 1)
+        config = {**config, "seed": mixed}
+    elif config["seed"] is not None:
+        return initializer  # A generator with state, which moves on by itself.
+    return type(initializer).from_config(config)
