@@ -56,3 +56,8 @@ UninitializedVariable = _private(
 
 # What tf.function keeps of a shard that is passed as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
+
+# A variable that no strategy replaces: `tf.Variable` under MirroredStrategy
+# is mirrored, and the tables of an embedding are one copy on the host.
+ResourceVariable = _private(
+    "ops.resource_variable_ops", "ResourceVariable")

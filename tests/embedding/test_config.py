@@ -1,0 +1,107 @@
+"""tf_layoutmap.embedding.config: TF's configs become frozen specs."""
+
+import pytest
+import tensorflow as tf
+
+from tf_layoutmap.embedding import config, structure
+
+tpu = tf.tpu.experimental.embedding
+
+
+def read(feature_config, optimizer=None):
+    return config.read_feature_config(
+        structure.flatten_with_paths(feature_config), optimizer)
+
+
+def table(name=None, **settings):
+    return tpu.TableConfig(10, 4, name=name, **settings)
+
+
+def test_tables_come_in_the_order_features_first_name_them():
+    ads, words = table("ads"), table("words")
+    spec, configs = read({
+        "c": tpu.FeatureConfig(ads),
+        "a": tpu.FeatureConfig(words),
+        "b": tpu.FeatureConfig(ads),
+    })
+    # tf.nest flattens a dict by sorted key.
+    assert [one.name for one in spec.features] == ["a", "b", "c"]
+    assert [one.name for one in spec.tables] == ["words", "ads"]
+    assert [one.table for one in spec.features] == [0, 1, 1]
+    assert configs == [words, ads]
+    assert spec.features_of(1) == list(spec.features[1:])
+
+
+def test_tables_without_a_name_are_called_by_their_place():
+    spec, _ = read([tpu.FeatureConfig(table()), tpu.FeatureConfig(table("x")),
+                    tpu.FeatureConfig(table())])
+    assert [one.name for one in spec.tables] == ["table_0", "x", "table_2"]
+
+
+def test_features_are_called_by_their_path():
+    one = tpu.FeatureConfig(table("t"), name="own")
+    spec, _ = read({"ads": [one, (one,)]})
+    assert [f.name for f in spec.features] == ["ads/0", "ads/1/0"]
+    assert read(one)[0].features[0].name == "own"
+    assert read(tpu.FeatureConfig(table("t")))[0].features[0].name == "feature"
+
+
+def test_the_config_objects_are_never_written_to():
+    nameless = table()
+    feature = tpu.FeatureConfig(nameless)
+    before = dict(vars(nameless)), dict(vars(feature))
+    first, _ = read(feature, tpu.SGD(0.5))
+    second, _ = read(feature, tpu.Adagrad(0.5))
+    assert (vars(nameless), vars(feature)) == before
+    assert first.tables[0].optimizer.name == "sgd"
+    assert second.tables[0].optimizer.name == "adagrad"
+
+
+def test_optimizer_of_a_table_comes_before_the_default():
+    spec, _ = read([tpu.FeatureConfig(table(optimizer=tpu.SGD(0.5))),
+                    tpu.FeatureConfig(table())], tpu.Adagrad(0.25))
+    assert [one.optimizer.name for one in spec.tables] == ["sgd", "adagrad"]
+
+
+def test_two_tables_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="Multiple tables with name 'x'"):
+        read([tpu.FeatureConfig(table("x")), tpu.FeatureConfig(table("x"))])
+
+
+def test_default_name_that_a_table_has_is_refused():
+    with pytest.raises(ValueError, match="Multiple tables with name 'table_0'"):
+        read([tpu.FeatureConfig(table()), tpu.FeatureConfig(table("table_0"))])
+
+
+@pytest.mark.parametrize("empty", [[], {}, (), {"a": []}])
+def test_config_without_features_is_refused(empty):
+    with pytest.raises(ValueError, match="at least one FeatureConfig"):
+        read(empty)
+
+
+def test_table_in_place_of_a_feature_is_refused_with_its_path():
+    with pytest.raises(TypeError, match=r"TableConfig.*path 'a/0'"):
+        read({"a": [table("x")]})
+
+
+@pytest.mark.parametrize(("setting", "words"), [
+    ({"quantization_config": tpu.QuantizationConfig(4, 0.0, 1.0)},
+     "quantization_config"),
+    ({"layout": "somewhere"}, "layout"),
+    ({"dtype": tf.int32}, "float32"),
+])
+def test_table_settings_not_carried_out_are_refused(setting, words):
+    with pytest.raises(ValueError, match=rf"{words}.*\(table 'x'\)"):
+        read(tpu.FeatureConfig(table("x", **setting)))
+
+
+def test_custom_combiner_is_refused():
+    one = table("x")
+    one.combiner = object()
+    with pytest.raises(ValueError, match="combiner"):
+        read(tpu.FeatureConfig(one))
+
+
+def test_output_shape_is_refused():
+    with pytest.raises(ValueError, match="output_shape"):
+        read(tpu.FeatureConfig(table("x"), output_shape=[8]))

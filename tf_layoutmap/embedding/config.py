@@ -1,0 +1,172 @@
+"""Reads TensorFlow's table and feature configs into frozen specs.
+
+Pure: `TableConfig` and `FeatureConfig` are read by their attributes and never
+written to, so two embeddings may share them, each with its own optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_layoutmap.embedding import optimizers
+
+COMBINERS = ("mean", "sum", "sqrtn")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """One table: `[num_rows, dim]` float32.
+
+    Attributes:
+      name: Unique among the tables of an embedding.
+      num_rows: Rows, at least 1.
+      dim: Columns, at least 1.
+      combiner: How the ids of a sample merge; one of `COMBINERS`.
+      initializer: Callable that gives the starting rows for a shape.
+      optimizer: The update rule; None for a table that only serves.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    combiner: str
+    initializer: Callable[..., Any]
+    optimizer: optimizers.OptimizerSpec | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """One input column and the table it looks into.
+
+    Attributes:
+      name: Its path in the feature config, as `"ads/clicks"`.
+      table: Index of its table.
+      max_sequence_length: Positions of a sequence feature; 0 for a feature
+        whose ids are combined.
+    """
+
+    name: str
+    table: int
+    max_sequence_length: int
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the ids keep their positions instead of being combined."""
+        return self.max_sequence_length > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingSpec:
+    """Everything a feature config says, in an order that never changes.
+
+    Attributes:
+      tables: In the order in which the features first name them.
+      features: In `tf.nest.flatten` order.
+    """
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+
+    def table_of(self, feature: FeatureSpec) -> TableSpec:
+        """Returns the table that `feature` looks into."""
+        return self.tables[feature.table]
+
+    def features_of(self, table: int) -> list[FeatureSpec]:
+        """Returns the features that look into table number `table`."""
+        return [one for one in self.features if one.table == table]
+
+
+def read_feature_config(
+    named_features: Sequence[tuple[str, Any]], optimizer: Any,
+) -> tuple[EmbeddingSpec, list[Any]]:
+    """Reads a flattened feature config.
+
+    Args:
+      named_features: `(path, FeatureConfig)` pairs in flatten order.
+      optimizer: The optimizer of tables that bring none, or None.
+
+    Returns:
+      The spec, and the `TableConfig` objects in the order of `spec.tables`.
+
+    Raises:
+      TypeError: If an entry is no `FeatureConfig`.
+      ValueError: If there is no feature, two tables have one name, or a
+        setting is one that the host engine does not carry out.
+    """
+    if not named_features:
+        raise ValueError(
+            "Argument `feature_config` must hold at least one FeatureConfig. "
+            "Received an empty structure.")
+    configs: list[Any] = []
+    features = []
+    for path, feature in named_features:
+        if not (hasattr(feature, "table")
+                and hasattr(feature, "max_sequence_length")):
+            raise TypeError(
+                "Argument `feature_config` must be a nested structure of "
+                "tf.tpu.experimental.embedding.FeatureConfig. Received: "
+                f"{type(feature)} at path {path!r}.")
+        # By identity: two equal configs are still two tables.
+        known = [one is feature.table for one in configs]
+        if not any(known):
+            configs.append(feature.table)
+            known.append(True)
+        features.append(_read_feature(path, feature, known.index(True)))
+    tables = [_read_table(config, index, optimizer)
+              for index, config in enumerate(configs)]
+    _check_unique_names(tables)
+    return EmbeddingSpec(tuple(tables), tuple(features)), configs
+
+
+def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
+    name = path or feature.name or "feature"
+    output_shape = getattr(feature, "output_shape", None)
+    # FeatureConfig keeps an unset shape as a TensorShape of unknown rank.
+    if getattr(output_shape, "rank", None) is not None:
+        raise ValueError(
+            "The host engine does not support `output_shape` of a "
+            "FeatureConfig yet; leave it out. Received: output_shape="
+            f"{output_shape} (feature {name!r}).")
+    return FeatureSpec(name, table, int(feature.max_sequence_length))
+
+
+def _read_table(config: Any, index: int, optimizer: Any) -> TableSpec:
+    name = f"table_{index}" if config.name is None else config.name
+    where = f"(table {name!r})"
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            "The name of a TableConfig must be a non-empty string. "
+            f"Received: name={name!r}.")
+    for setting in ("quantization_config", "layout"):
+        value = getattr(config, setting, None)
+        if value is not None:
+            raise ValueError(
+                f"The host engine does not support `{setting}` of a "
+                f"TableConfig yet; leave it out. Received: {value!r} {where}.")
+    if getattr(config, "dtype", "float32") != "float32":
+        raise ValueError(
+            "A table of the host engine must be float32. "
+            f"Received: dtype={config.dtype!r} {where}.")
+    if config.combiner not in COMBINERS:
+        raise ValueError(
+            f"The combiner of a TableConfig must be one of {COMBINERS}. "
+            f"Received: combiner={config.combiner!r} {where}.")
+    own = config.optimizer
+    return TableSpec(
+        name=name, num_rows=int(config.vocabulary_size), dim=int(config.dim),
+        combiner=config.combiner, initializer=config.initializer,
+        optimizer=optimizers.read_optimizer(
+            optimizer if own is None else own, table=name))
+
+
+def _check_unique_names(tables: Sequence[TableSpec]):
+    seen = set()
+    for table in tables:
+        if table.name in seen:
+            raise ValueError(
+                "Tables must have unique names; a TableConfig without one is "
+                "called `table_{i}` by its place. Multiple tables with name "
+                f"{table.name!r} found.")
+        seen.add(table.name)

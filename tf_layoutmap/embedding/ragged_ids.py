@@ -1,0 +1,236 @@
+"""Turns the inputs of a step into the four lists the engine takes.
+
+A feature may come dense, sparse or ragged. The engine tells them apart by
+its `splits` (docs/ops.md), so that no form is converted into another. What
+can be refused while tracing is refused here, with the feature's path; ids
+and splits are validated by the engine, in the one place that does so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding import config
+
+# Types that int64 holds without loss.
+_ID_TYPES = (tf.int64, tf.int32, tf.int16, tf.int8,
+             tf.uint32, tf.uint16, tf.uint8)
+
+
+@dataclasses.dataclass
+class FeatureIds:
+    """One feature of one step.
+
+    Attributes:
+      ids: `[num_ids]`, an integer type.
+      splits: int64: `[num_samples + 1]` row_splits, `[num_ids, 2]` indices of
+        a sparse tensor, or `[0]` for a dense input.
+      num_samples: int64 scalar tensor or a Python int.
+      weights: `[num_ids]` float32, or `[0]` for 1 each.
+    """
+
+    ids: tf.Tensor
+    splits: tf.Tensor
+    num_samples: Any
+    weights: tf.Tensor
+
+    @property
+    def static_num_samples(self) -> int | None:
+        """The number of samples where it is known while tracing."""
+        return self.num_samples if isinstance(self.num_samples, int) else None
+
+
+def read_feature(
+    feature: config.FeatureSpec, value: Any, weight: Any,
+) -> FeatureIds:
+    """Reads the input of one feature.
+
+    Args:
+      feature: Whose input it is.
+      value: Ids: a `tf.Tensor` `[num_samples]` or `[num_samples, ids per
+        sample]`, or a `tf.SparseTensor` or `tf.RaggedTensor` of rank 2.
+      weight: None, or the factors of the ids in the same form.
+
+    Returns:
+      The feature as the engine takes it.
+
+    Raises:
+      TypeError: If ids are not integers or weights not numbers.
+      ValueError: If `value` is of no known type or rank, or `weight` does not
+        go with it.
+    """
+    if weight is not None and feature.is_sequence:
+        raise ValueError(
+            f"Weight specified for sequence feature {feature.name!r}, which "
+            "has no combiner to use it; pass None.")
+    if isinstance(value, tf.SparseTensor):
+        return _read_sparse(feature, value, weight)
+    if isinstance(value, tf.RaggedTensor):
+        return _read_ragged(feature, value, weight)
+    if tf.is_tensor(value) or isinstance(value, tf.Variable) or (
+            hasattr(value, "__array__")):
+        return _read_dense(feature, tf.convert_to_tensor(value), weight)
+    raise ValueError(
+        f"Input {feature.name!r} is of unknown type {type(value)}; pass a "
+        "tf.Tensor, tf.SparseTensor or tf.RaggedTensor.")
+
+
+def unify_id_types(features: Sequence[FeatureIds]) -> None:
+    """Gives the ids of all features one type: int32 if all have it."""
+    if all(one.ids.dtype == tf.int32 for one in features):
+        return
+    for one in features:
+        one.ids = tf.cast(one.ids, tf.int64)
+
+
+def _read_dense(feature, value, weight) -> FeatureIds:
+    if weight is not None:
+        raise ValueError(
+            f"Weight specified for dense input {feature.name!r}; only a "
+            "tf.SparseTensor or tf.RaggedTensor has weights.")
+    _check_id_type(feature, value.dtype)
+    # The last dimension is always the one that is reduced, so [B, K] has K
+    # ids per sample and [B, 1] is the same as [B].
+    if value.shape.rank not in (1, 2):
+        raise ValueError(
+            f"Dense input {feature.name!r} must be of shape [num_samples] or "
+            "[num_samples, ids per sample]. Received: shape "
+            f"{value.shape}.")
+    if value.shape.rank == 2 and value.shape[1] == 0:
+        # The engine derives the ids per sample from the two sizes, and
+        # cannot tell no samples from no ids.
+        raise ValueError(
+            f"Dense input {feature.name!r} must have at least one id per "
+            f"sample. Received: shape {value.shape}.")
+    return FeatureIds(
+        ids=tf.reshape(value, [-1]), splits=tf.zeros([0], tf.int64),
+        num_samples=_dimension(value, 0), weights=_no_weights())
+
+
+def _read_sparse(feature, value, weight) -> FeatureIds:
+    _check_id_type(feature, value.dtype)
+    if value.shape.rank not in (2, None):
+        raise ValueError(
+            f"Sparse input {feature.name!r} must be of rank 2, [num_samples, "
+            f"ids per sample]. Received: shape {value.shape}.")
+    indices = value.indices
+    if feature.is_sequence:
+        indices = _without_holes(feature, indices)
+    weights = _no_weights()
+    if weight is not None:
+        _check_weight_type(feature, value, weight, tf.SparseTensor)
+        weights = _weight_values(feature, value.values, weight.values)
+        indices = _same_places(feature, "indices", indices, weight.indices)
+    num_samples = value.shape[0] if value.shape.rank == 2 else None
+    if num_samples is None:
+        num_samples = value.dense_shape[0]
+    return FeatureIds(ids=value.values, splits=indices,
+                      num_samples=num_samples, weights=weights)
+
+
+def _read_ragged(feature, value, weight) -> FeatureIds:
+    _check_id_type(feature, value.dtype)
+    if value.ragged_rank != 1 or value.values.shape.rank != 1:
+        raise ValueError(
+            f"Ragged input {feature.name!r} must be of rank 2, [num_samples, "
+            f"(ids)]. Received: shape {value.shape}.")
+    row_splits = value.row_splits
+    weights = _no_weights()
+    if weight is not None:
+        _check_weight_type(feature, value, weight, tf.RaggedTensor)
+        weights = _weight_values(feature, value.values, weight.values)
+        row_splits = _same_places(
+            feature, "row_splits", row_splits, weight.row_splits)
+    row_splits = tf.cast(row_splits, tf.int64)
+    num_samples = _dimension(row_splits, 0) - 1
+    return FeatureIds(ids=value.values, splits=row_splits,
+                      num_samples=num_samples, weights=weights)
+
+
+def _no_weights() -> tf.Tensor:
+    return tf.zeros([0], tf.float32)
+
+
+def _dimension(tensor: tf.Tensor, axis: int):
+    """One dimension: an int where it is known, else a scalar tensor."""
+    static = tensor.shape[axis]
+    return static if static is not None else tf.shape(tensor, tf.int64)[axis]
+
+
+def _check_id_type(feature, dtype):
+    if dtype not in _ID_TYPES:
+        raise TypeError(
+            f"Ids of feature {feature.name!r} must be integers of a type that "
+            f"int64 holds. Received: {dtype.name}.")
+
+
+def _check_weight_type(feature, value, weight, expected):
+    if not isinstance(weight, expected):
+        raise ValueError(
+            f"Weight for {feature.name!r} is of type {type(weight)}, which "
+            f"does not match type input which is {type(value).__name__}.")
+
+
+def _weight_values(feature, ids, values):
+    dtype = values.dtype
+    if not (dtype.is_floating or dtype.is_integer):
+        raise TypeError(
+            f"Weights of feature {feature.name!r} must be numbers. "
+            f"Received: {dtype.name}.")
+    if not ids.shape.is_compatible_with(values.shape):
+        raise ValueError(
+            f"Weights of feature {feature.name!r} must be one for each id. "
+            f"Received: ids of shape {ids.shape}, weights of shape "
+            f"{values.shape}.")
+    return tf.cast(values, tf.float32)
+
+
+def _same_places(feature, what, places, weight_places):
+    """Returns `places`, once those of the weights are known to equal them.
+
+    Weights that belong to other ids would train quietly on nonsense.
+    """
+    if weight_places is places:
+        return places
+    checks = [
+        tf.debugging.assert_equal(
+            tf.shape(places), tf.shape(weight_places),
+            f"Weights of feature {feature.name!r} must have as many {what} "
+            "as its ids."),
+    ]
+    with tf.control_dependencies(_ops_only(checks)):
+        checks = [tf.debugging.assert_equal(
+            tf.cast(places, tf.int64), tf.cast(weight_places, tf.int64),
+            f"Weights of feature {feature.name!r} must have the {what} of "
+            "its ids.")]
+    with tf.control_dependencies(_ops_only(checks)):
+        return tf.identity(places)
+
+
+def _without_holes(feature, indices):
+    """Returns `indices`, once each sample is known to fill 0, 1, 2, ...
+
+    The engine places the ids of a sequence one after the other. A sparse
+    tensor can leave a position empty; its later ids would move forward.
+    """
+    rows = indices[:, 0]
+    # Where the ids of each row start; for rows out of order this is wrong,
+    # which the engine refuses anyway.
+    starts = tf.searchsorted(rows, rows, side="left", out_type=tf.int64)
+    places = tf.range(tf.size(rows, tf.int64), dtype=tf.int64) - starts
+    check = tf.debugging.assert_equal(
+        indices[:, 1], places,
+        f"Sparse input {feature.name!r} of a sequence feature must fill the "
+        "positions 0, 1, 2, ... of each sample in order; pass a "
+        "tf.RaggedTensor or fill the holes.")
+    with tf.control_dependencies(_ops_only([check])):
+        return tf.identity(indices)
+
+
+def _ops_only(checks):
+    """Drops the None that eager assertions return."""
+    return [check for check in checks if check is not None]

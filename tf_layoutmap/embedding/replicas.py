@@ -1,0 +1,121 @@
+"""Which replica is calling, and which part of an input is whose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding import structure
+
+
+class Replicas:
+    """The replicas of the strategy an embedding was created under."""
+
+    def __init__(self):
+        """Captures the strategy in scope.
+
+        Raises:
+          NotImplementedError: If the engine cannot run under it.
+        """
+        self._strategy = tf.distribute.get_strategy()
+        self._is_default = not tf.distribute.has_strategy()
+        _check_supported(self._strategy, self._is_default)
+        self.num_replicas = self._strategy.num_replicas_in_sync
+
+    def current(self) -> Any | None:
+        """Returns the calling replica; None outside `strategy.run`.
+
+        Raises:
+          RuntimeError: If the caller is a replica of another strategy.
+        """
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            return None
+        if context.strategy is self._strategy:
+            return 0 if self._is_default else context.replica_id_in_sync_group
+        if context.num_replicas_in_sync > 1:
+            raise RuntimeError(
+                "TPUEmbedding must be used in replicas of the strategy it was "
+                f"created under, {type(self._strategy).__name__}; create it "
+                "in `strategy.scope()`. Received a call from a replica of "
+                f"{type(context.strategy).__name__}.")
+        return None
+
+    def require_current(self, method: str) -> Any:
+        """Returns the calling replica, 0 when there is only one.
+
+        Raises:
+          RuntimeError: If there are several and none of them is calling.
+        """
+        replica = self.current()
+        if replica is not None:
+            return replica
+        if self.num_replicas == 1:
+            return 0
+        raise RuntimeError(
+            f"`{method}` must be called inside `strategy.run`, once by each "
+            f"of the {self.num_replicas} replicas.")
+
+    def of_device(self, device: str) -> int:
+        """Returns the replica whose device is named, as in `enqueue(device=)`.
+
+        Raises:
+          ValueError: If `device` is not a device of the strategy.
+        """
+        wanted = tf.DeviceSpec.from_string(device)
+        devices = self._strategy.extended.worker_devices
+        found = [replica for replica, name in enumerate(devices)
+                 if _names(wanted, tf.DeviceSpec.from_string(name))]
+        if len(found) != 1:
+            raise ValueError(
+                "Argument `device` must name one device of the strategy, "
+                f"which has {tuple(devices)}. Received: device={device!r}.")
+        return found[0]
+
+    def split(self, values: Any | None, argument: str) -> list[Any]:
+        """Returns one structure per replica from one of distributed values.
+
+        Raises:
+          ValueError: If a leaf does not hold one value per replica.
+        """
+        if values is None:
+            return [None] * self.num_replicas
+        leaves = [self._local_values(path, leaf, argument)
+                  for path, leaf in structure.flatten_with_paths(values)]
+        return [tf.nest.pack_sequence_as(values, [leaf[i] for leaf in leaves])
+                for i in range(self.num_replicas)]
+
+    def _local_values(self, path: str, leaf: Any, argument: str):
+        if leaf is None:
+            return [None] * self.num_replicas
+        parts = self._strategy.experimental_local_results(leaf)
+        if len(parts) != self.num_replicas:
+            raise ValueError(
+                f"Outside `strategy.run`, argument `{argument}` must hold one "
+                f"value for each of the {self.num_replicas} replicas "
+                "(tf.distribute.DistributedValues), or `device` must say "
+                f"whose it is. Received: {type(leaf)} at path {path!r}.")
+        return parts
+
+
+def _names(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
+    """Whether each part that `wanted` states is so in `device`."""
+    return all(
+        getattr(wanted, part) in (None, getattr(device, part))
+        for part in ("job", "replica", "task", "device_type", "device_index"))
+
+
+def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
+    if isinstance(strategy, (tf.distribute.TPUStrategy,
+                             tf.distribute.experimental.TPUStrategy)):
+        raise NotImplementedError(
+            "TPUEmbedding does not support TPUStrategy yet: it arrives with "
+            "the TPU path. Until then use "
+            "tf.tpu.experimental.embedding.TPUEmbedding on a TPU.")
+    if not is_default and not isinstance(strategy, (
+            tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy)):
+        raise NotImplementedError(
+            "TPUEmbedding supports the default strategy, OneDeviceStrategy "
+            "and MirroredStrategy: its tables live in one process. Received: "
+            f"{type(strategy).__name__}.")

@@ -1,0 +1,182 @@
+"""Looks embeddings up with stock TensorFlow ops only.
+
+What is traced from here runs where this package is not installed, so an
+exported model serves from a plain TensorFlow. It gives what `dequeue` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding import config, ragged_ids, structure
+
+
+def serving_embedding_lookup(
+    inputs: Any, weights: Any | None, tables: Mapping[Any, Any],
+    feature_config: Any,
+) -> Any:
+    """Looks up features in tables, for serving and evaluation.
+
+    >>> import tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> table = tf.tpu.experimental.embedding.TableConfig(
+    ...     3, 2, initializer=tf.ones, combiner="sum", name="words")
+    >>> feature = tf.tpu.experimental.embedding.FeatureConfig(table)
+    >>> embedding = tlm.TPUEmbedding({"title": feature}, None)
+    >>> ids = tf.ragged.constant([[0, 1], []], dtype=tf.int64)
+    >>> found = tlm.serving_embedding_lookup(
+    ...     {"title": ids}, None, embedding.embedding_tables,
+    ...     {"title": feature})
+    >>> found["title"].numpy().tolist()
+    [[2.0, 2.0], [0.0, 0.0]]
+
+    Args:
+      inputs: Nested structure of `tf.Tensor` `[num_samples]` or
+        `[num_samples, ids per sample]`, `tf.SparseTensor` or
+        `tf.RaggedTensor` of rank 2, all of integers. It may hold a part of
+        the features only.
+      weights: None, or the same structure with None, or float weights of the
+        type of the input.
+      tables: From each `TableConfig` to its rows `[num_rows, dim]`: a
+        `tf.Variable`, a tensor or a `ShardedVariable`.
+      feature_config: Nested structure of `FeatureConfig`.
+
+    Returns:
+      The structure of `inputs` with float32 activations: `[num_samples, dim]`,
+      or `[num_samples, max_sequence_length, dim]` of a sequence feature.
+      Samples without ids, and positions without one, are zeros. An id
+      outside its table is an `InvalidArgumentError` that names the feature.
+
+    Raises:
+      TypeError: If ids are not integers or the structures differ in types.
+      ValueError: If an input is not in `feature_config`, has no known type,
+        or has a weight that does not go with it.
+    """
+    configs = dict(structure.flatten_with_paths(feature_config))
+    named_inputs = structure.flatten_with_paths(inputs)
+    flat_weights = structure.flatten_weights(
+        weights, inputs, like="inputs")
+    activations = []
+    for (path, value), weight in zip(named_inputs, flat_weights):
+        if path not in configs:
+            raise ValueError(
+                "Argument `inputs` must hold features of `feature_config`, "
+                f"which are {sorted(configs)}. Received: {path!r}.")
+        feature_config_of = configs[path]
+        spec, table_configs = config.read_feature_config(
+            [(path, _without_optimizer(feature_config_of))], None)
+        if feature_config_of.table not in tables:
+            raise ValueError(
+                "Argument `tables` must hold the table of every input. "
+                f"Missing: {table_configs[0].name!r} (feature {path!r}).")
+        activations.append(_lookup(
+            spec.features[0], spec.tables[0],
+            tables[feature_config_of.table], value, weight))
+    return tf.nest.pack_sequence_as(inputs, activations)
+
+
+class _View:
+    """Some attributes of a config in place of its own."""
+
+    def __init__(self, viewed, **replaced):
+        self._viewed = viewed
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name):
+        return getattr(self._viewed, name)
+
+
+def _without_optimizer(feature):
+    """Serving asks nothing of an optimizer, so any will do."""
+    return _View(feature, table=_View(feature.table, optimizer=None))
+
+
+def _lookup(feature, table, rows, value, weight):
+    """Activations of one feature."""
+    found = ragged_ids.read_feature(feature, value, weight)
+    shape = tf.TensorShape(rows.shape)
+    if not shape.is_compatible_with([table.num_rows, table.dim]):
+        raise ValueError(
+            f"Table {table.name!r} must be of shape "
+            f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
+            f"{feature.name!r}).")
+    ids = _checked_ids(feature, table, tf.cast(found.ids, tf.int64))
+    num_samples = tf.cast(found.num_samples, tf.int64)
+    samples = _samples_of(feature, found, ids, num_samples)
+    if feature.is_sequence:
+        activations = _place_in_sequence(
+            feature, table, rows, ids, samples, num_samples)
+        shape = [found.static_num_samples, feature.max_sequence_length]
+    else:
+        activations = _combine(
+            table, rows, ids, samples, num_samples,
+            found.weights if weight is not None else None)
+        shape = [found.static_num_samples]
+    return tf.ensure_shape(activations, [*shape, table.dim])
+
+
+def _checked_ids(feature, table, ids):
+    message = (f"Feature {feature.name!r}: ids must be in "
+               f"[0, {table.num_rows}), the rows of table {table.name!r}.")
+    checks = [
+        tf.debugging.assert_non_negative(ids, message),
+        tf.debugging.assert_less(
+            ids, tf.constant(table.num_rows, tf.int64), message),
+    ]
+    with tf.control_dependencies([one for one in checks if one is not None]):
+        return tf.identity(ids)
+
+
+def _samples_of(feature, found, ids, num_samples):
+    """Which sample each id belongs to: `[num_ids]` int64."""
+    if found.splits.shape.rank == 2:
+        samples = found.splits[:, 0]
+        # Segment sums need them ascending; an unsorted sparse tensor would
+        # be summed wrongly or fail without a name.
+        check = tf.debugging.assert_non_negative(
+            samples[1:] - samples[:-1],
+            f"Feature {feature.name!r}: a sparse input must be in row-major "
+            "order; see tf.sparse.reorder.")
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(samples)
+    if found.splits.shape[0] == 0:
+        per_sample = tf.math.floordiv(
+            tf.size(ids, tf.int64), tf.maximum(num_samples, 1))
+        return tf.repeat(tf.range(num_samples), per_sample)
+    return tf.repeat(
+        tf.range(num_samples), found.splits[1:] - found.splits[:-1])
+
+
+def _combine(table, rows, ids, samples, num_samples, weights):
+    """Sum of gain times row over the ids of each sample."""
+    found = tf.gather(rows, ids)
+    if weights is None and table.combiner == "sum":
+        return tf.math.unsorted_segment_sum(found, samples, num_samples)
+    if weights is None:
+        weights = tf.ones_like(ids, tf.float32)
+    if table.combiner == "mean":
+        total = tf.math.unsorted_segment_sum(weights, samples, num_samples)
+        weights = tf.math.divide_no_nan(weights, tf.gather(total, samples))
+    elif table.combiner == "sqrtn":
+        squares = tf.math.unsorted_segment_sum(
+            tf.square(weights), samples, num_samples)
+        weights = tf.math.divide_no_nan(
+            weights, tf.gather(tf.sqrt(squares), samples))
+    return tf.math.unsorted_segment_sum(
+        found * weights[:, tf.newaxis], samples, num_samples)
+
+
+def _place_in_sequence(feature, table, rows, ids, samples, num_samples):
+    """Rows at their positions; what is longer is cut, what is shorter 0."""
+    positions = tf.range(tf.size(ids, tf.int64), dtype=tf.int64) - (
+        tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
+    kept = tf.where(positions < feature.max_sequence_length)[:, 0]
+    places = tf.stack(
+        [tf.gather(samples, kept), tf.gather(positions, kept)], axis=1)
+    shape = tf.stack([num_samples,
+                      tf.constant(feature.max_sequence_length, tf.int64),
+                      tf.constant(table.dim, tf.int64)])
+    return tf.scatter_nd(places, tf.gather(rows, tf.gather(ids, kept)), shape)

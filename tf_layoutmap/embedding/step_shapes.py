@@ -1,0 +1,144 @@
+"""How many samples the inputs of a step have, as far as it is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding import config, ragged_ids
+
+
+class StepShapes:
+    """Sizes that `build` was told, and those of the steps dequeued."""
+
+    def __init__(self, spec: config.EmbeddingSpec):
+        self._spec = spec
+        # One per feature, once `declare` said so; None in it: any size.
+        self._num_samples: list[int | None] | None = None
+        # Per replica: the graph of its last dequeue, and samples by feature.
+        self._dequeued: dict[Any, tuple[Any, list[Any]]] = {}
+
+    def declare(self, num_samples: list[int | None]):
+        """Holds every later step to these sizes.
+
+        Raises:
+          ValueError: If others were declared before.
+        """
+        if self._num_samples not in (None, num_samples):
+            raise ValueError(
+                "`build` was called with per-replica batch sizes "
+                f"{self._num_samples}. Received: {num_samples}.")
+        self._num_samples = num_samples
+
+    def check_input(
+        self, index: int, inputs: ragged_ids.FeatureIds,
+    ) -> ragged_ids.FeatureIds:
+        """Returns the input of feature `index`, of the size declared.
+
+        A size known only at run time is checked then, by an
+        `InvalidArgumentError`.
+
+        Raises:
+          ValueError: If it has another size.
+        """
+        expected = self._declared(index)
+        if expected is None:
+            return inputs
+        message = (f"Input {self._spec.features[index].name!r} must have "
+                   f"{expected} samples, as `build` was told.")
+        if inputs.static_num_samples is None:
+            check = tf.debugging.assert_equal(
+                tf.cast(inputs.num_samples, tf.int64),
+                tf.constant(expected, tf.int64), message)
+            with tf.control_dependencies([] if check is None else [check]):
+                inputs.num_samples = tf.identity(inputs.num_samples)
+        elif inputs.static_num_samples != expected:
+            raise ValueError(
+                f"{message} Received: {inputs.static_num_samples}.")
+        return inputs
+
+    def activation_shape(self, index: int) -> tf.TensorShape:
+        """Returns the shape of the activations of feature `index`."""
+        feature = self._spec.features[index]
+        positions = [feature.max_sequence_length] * feature.is_sequence
+        return tf.TensorShape([self._declared(index), *positions,
+                               self._spec.table_of(feature).dim])
+
+    def note_dequeued(self, replica: Any, activations: list[tf.Tensor]):
+        """Remembers the sizes of the step that a replica has dequeued."""
+        self._dequeued[replica] = (_graph(), [
+            one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
+            for one in activations])
+
+    def dequeued_shape(self, replica: Any, index: int) -> list[Any]:
+        """Returns the activations' shape, of sizes and scalar tensors.
+
+        Raises:
+          ValueError: If the step was dequeued in another function.
+        """
+        shape = self.activation_shape(index).as_list()
+        if shape[0] is None:
+            graph, num_samples = self._dequeued.get(replica, (None, None))
+            if num_samples is None or not _is_reachable(graph):
+                raise ValueError(
+                    "The gradient of feature "
+                    f"{self._spec.features[index].name!r} is None and its "
+                    "number of samples is not known here; pass zeros, or "
+                    "give `build` the batch size.")
+            shape[0] = num_samples[index]
+        return shape
+
+    def _declared(self, index: int) -> int | None:
+        return None if self._num_samples is None else self._num_samples[index]
+
+
+def read_num_samples(
+    feature_config: Any, features: tuple[config.FeatureSpec, ...],
+    shapes: Any, batch_size: int | None,
+) -> list[int | None] | None:
+    """Reads the arguments of `build`; None when they say nothing."""
+    if isinstance(shapes, int) and not isinstance(shapes, bool):
+        shapes, batch_size = None, shapes
+    if shapes is None:
+        if batch_size is None:
+            return None
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(
+                "A per-replica batch size must be an int of at least 1. "
+                f"Received: {batch_size!r}.")
+        return [batch_size] * len(features)
+    try:
+        flat = tf.__internal__.nest.flatten_up_to(feature_config, shapes)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            "Argument `per_replica_input_shapes` must have the structure of "
+            f"`feature_config`. Received: {shapes}.") from error
+    num_samples = []
+    for feature, shape in zip(features, flat):
+        shape = tf.TensorShape(shape)
+        if shape.rank not in (1, 2):
+            raise ValueError(
+                "A per-replica input shape must be [num_samples] or "
+                "[num_samples, ids per sample]. Received: "
+                f"{shape} (feature {feature.name!r}).")
+        num_samples.append(shape[0])
+    return num_samples
+
+
+def _graph():
+    """The graph being traced; None when executing eagerly."""
+    return None if tf.executing_eagerly() else (
+        tf.compat.v1.get_default_graph())
+
+
+def _is_reachable(graph) -> bool:
+    """Whether a tensor of `graph` can be used where we are.
+
+    Sizes seen eagerly must not be used in a function: they would be traced
+    as constants, and be wrong for the next batch.
+    """
+    here = _graph()
+    while here is not None and here is not graph:
+        here = getattr(here, "outer_graph", None)
+    return here is graph and (graph is not None or tf.executing_eagerly())
