@@ -18,6 +18,7 @@ CORE = ROOT / "cc" / "core"
 # covers what is below it, and the longest one that fits decides.
 FLOORS = {
     "_checks": 0,
+    "_lazy": 0,
     "_build_info": 0,
     "partition": 0,
     "layout.key_matching": 0,

@@ -53,7 +53,10 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Makes as many shards as possible, none under a size in bytes.
+    """Makes many shards, of about a size in bytes or more.
+
+    The number is the table's size over `min_shard_bytes`, rounded up as
+    TensorFlow does, so that shards may be smaller by what was rounded.
 
     >>> MinSizePartitioner(min_shard_bytes=4, max_shards=2)((6, 1), "float32")
     [2, 1]
@@ -66,7 +69,7 @@ class MinSizePartitioner(Partitioner):
         """Makes the partitioner.
 
         Args:
-          min_shard_bytes: Bytes that each shard has at least.
+          min_shard_bytes: Bytes that each shard should have at least.
           max_shards: Shards at most.
           bytes_per_string: What one element of a string table counts.
         """
@@ -81,7 +84,7 @@ class MinSizePartitioner(Partitioner):
         num_bytes = math.prod(shape) * _element_bytes(
             dtype, self._bytes_per_string)
         return _shards_along(shape, axis, min(
-            num_bytes // self._min_shard_bytes, self._max_shards))
+            -(-num_bytes // self._min_shard_bytes), self._max_shards))
 
 
 class MaxSizePartitioner(Partitioner):

@@ -72,9 +72,13 @@ class LogicalVariable(_tf_private.Trackable):
 
         Its captures are the shards, and an exported graph has none.
         """
+        if tf.executing_eagerly():
+            return
+        # The branches of tf.cond are graphs of their own: mark all around.
         graph = tf.compat.v1.get_default_graph()
-        if not tf.executing_eagerly() and hasattr(graph, "mark_as_unsaveable"):
+        while hasattr(graph, "mark_as_unsaveable"):
             graph.mark_as_unsaveable(_NOT_EXPORTABLE.format(name=self._name))
+            graph = graph.outer_graph
 
     def _export_to_saved_model_graph(self, object_map, tensor_map, options,
                                      **kwargs):

@@ -1,0 +1,23 @@
+"""Sharded embeddings and layouts for big Keras models on TensorFlow."""
+
+import os as _os
+
+from tf_layoutmap import _lazy
+
+# DTensor's all-reduce combining pass lets a read overtake the write before it
+# (docs/design.md, "The DTensor switches"). TensorFlow reads the variables
+# once, at the first DTensor compile, so they are set before anything else.
+_os.environ.setdefault(
+    "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
+_os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
+
+__version__ = "0.1.0"
+
+# Each public name and where it lives; imported at first use.
+_HOMES = {
+    "ShardedVariable": "tf_layoutmap.sharded:ShardedVariable",
+    "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
+    "partitioners": "tf_layoutmap.partition.partitioners",
+}
+__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+__all__ = ["__version__", *_HOMES]

@@ -1,0 +1,37 @@
+"""Public names that are imported when they are first used.
+
+So the pure modules work, and report their errors, without TensorFlow, and
+`import tf_layoutmap` costs nothing.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def exports(package: str, homes: dict[str, str]) -> tuple[
+        Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns `__getattr__` and `__dir__` for a package.
+
+    Args:
+      package: Its `__name__`.
+      homes: Each public name and where it lives: `"module:attribute"`, or
+        `"module"` for a module.
+    """
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(
+                f"Module {package!r} has no attribute {name!r}. Its public "
+                f"names are: {', '.join(sorted(homes))}.")
+        module_name, _, attribute = homes[name].partition(":")
+        value = importlib.import_module(module_name)
+        if attribute:
+            value = getattr(value, attribute)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return get, names
