@@ -1,0 +1,47 @@
+// The update: gradients of activations onto rows and slot variables.
+
+#ifndef TF_LAYOUTMAP_CORE_APPLY_H_
+#define TF_LAYOUTMAP_CORE_APPLY_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/lookup.h"
+#include "cc/core/parallel_for.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/status.h"
+#include "cc/core/views.h"
+
+namespace layoutmap {
+
+Status ParseOptimizer(const std::string& name, Optimizer* optimizer);
+int NumSlots(Optimizer optimizer);
+
+// Refuses a wrong number of values, and any that is not finite or makes the
+// rule meaningless. `table` is for the message.
+Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
+                            Span<const float> hyperparameters);
+
+// The unique rows of a step, and for each of their positions (in the order in
+// which they are summed) the gradient row it belongs to and its gain.
+struct RowGradients {
+  Span<const uint32_t> rows;         // ascending, [num_unique]
+  Span<const int64_t> splits;        // [num_unique + 1]
+  Span<const uint32_t> gradient_of;  // [num_positions], into gradient_rows
+  Span<const float> gains;           // [num_positions] or empty: 1 each
+  Span<const float* const> gradient_rows;  // each [dim]
+};
+
+// Sums the gradients of each unique row, then runs one step of the rule on it
+// and its slot rows, in place. Each row is written by one worker and summed in
+// the given order: the same bits for any number of workers.
+void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
+                    const RowGradients& gradients,
+                    const ShardedView<float>& table,
+                    Span<const ShardedView<float>> slots,
+                    const RowKernels& kernels, const ParallelFor& parallel_for);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_APPLY_H_

@@ -1,0 +1,357 @@
+#include "cc/core/host_engine.h"
+
+#include <set>
+#include <utility>
+
+namespace layoutmap {
+namespace {
+
+using std::to_string;
+
+Status CheckConfig(const EngineConfig& config) {
+  if (config.num_replicas < 1 || config.max_pending_steps < 1) {
+    return InvalidArgument(
+        "`num_replicas` and `max_pending_steps` must be at least 1. "
+        "Received: " +
+        to_string(config.num_replicas) + ", " +
+        to_string(config.max_pending_steps));
+  }
+  if (config.features.empty()) {
+    return InvalidArgument("`feature_config` must hold at least one feature");
+  }
+  std::set<std::string> names;
+  for (const TableSpec& table : config.tables) {
+    if (!names.insert(table.name).second) {
+      return InvalidArgument("Two tables have the name '" + table.name + "'");
+    }
+    if (table.dim < 1) {
+      return InvalidArgument(
+          "Table '" + table.name +
+          "': dim must be at least 1. Received: " + to_string(table.dim));
+    }
+  }
+  for (size_t f = 0; f < config.features.size(); ++f) {
+    const int32_t table = config.table_of_feature[f];
+    if (table < 0 || table >= static_cast<int32_t>(config.tables.size())) {
+      return InvalidArgument("Feature '" + config.features[f].feature +
+                             "': table " + to_string(table) +
+                             " is not one of " +
+                             to_string(config.tables.size()));
+    }
+    if (config.features[f].max_sequence_length < 0) {
+      return InvalidArgument(
+          "Feature '" + config.features[f].feature +
+          "': max_sequence_length must be at least 0. Received: " +
+          to_string(config.features[f].max_sequence_length));
+    }
+  }
+  return Status();
+}
+
+}  // namespace
+
+HostEngine::HostEngine(EngineConfig config)
+    : config_(std::move(config)), replicas_(config_.num_replicas) {}
+
+Status HostEngine::Make(EngineConfig config,
+                        std::unique_ptr<HostEngine>* engine) {
+  LM_RETURN_IF_ERROR(CheckConfig(config));
+  engine->reset(new HostEngine(std::move(config)));
+  return Status();
+}
+
+Status HostEngine::CheckCall(int32_t replica) const {
+  if (replica < 0 || replica >= config_.num_replicas) {
+    return InvalidArgument("`replica` must be in [0, " +
+                           to_string(config_.num_replicas) +
+                           "). Received: " + to_string(replica));
+  }
+  if (!poisoned_.empty()) {
+    return FailedPrecondition(
+        "The replicas no longer agree about their steps since " + poisoned_ +
+        ". Call `reset` to forget the steps in flight");
+  }
+  return Status();
+}
+
+std::shared_ptr<HostEngine::Step> HostEngine::StepAt(int64_t number) const {
+  const int64_t i = number - first_number_;
+  return i < static_cast<int64_t>(steps_.size()) ? steps_[i] : nullptr;
+}
+
+void HostEngine::DropFinishedSteps() {
+  while (!steps_.empty() &&
+         steps_.front()->num_finished == config_.num_replicas) {
+    steps_.pop_front();
+    ++first_number_;
+  }
+}
+
+template <typename Tid>
+Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
+                             std::shared_ptr<const Batch>* batch) const {
+  if (features.size() != config_.features.size()) {
+    return InvalidArgument(
+        "A batch must have " + to_string(config_.features.size()) +
+        " features. Received: " + to_string(features.size()));
+  }
+  auto made = std::make_shared<Batch>(features.size());
+  for (size_t f = 0; f < features.size(); ++f) {
+    LM_RETURN_IF_ERROR(
+        RaggedIds::Make(config_.features[f], features[f], &(*made)[f]));
+  }
+  *batch = std::move(made);
+  return Status();
+}
+
+Status HostEngine::Publish(int32_t replica, bool training,
+                           std::shared_ptr<const Batch> batch,
+                           std::shared_ptr<Step>* complete) {
+  Replica& r = replicas_[replica];
+  if (r.enqueued - r.dequeued >= config_.max_pending_steps) {
+    return FailedPrecondition(to_string(r.enqueued - r.dequeued) +
+                              " steps are enqueued already (replica " +
+                              to_string(replica) + "); call `dequeue` first");
+  }
+  for (const TableSpec& table : config_.tables) {
+    if (training && table.optimizer == Optimizer::kNone) {
+      return FailedPrecondition("Table '" + table.name +
+                                "' has no optimizer: enqueue with "
+                                "training=False");
+    }
+  }
+  std::shared_ptr<Step> step = StepAt(r.enqueued);
+  if (step == nullptr) {
+    step = std::make_shared<Step>();
+    step->training = training;
+    step->batches.resize(config_.num_replicas);
+    step->published.resize(config_.num_replicas);
+    step->gradients.resize(config_.num_replicas);
+    steps_.push_back(step);
+  } else if (step->training != training) {
+    return FailedPrecondition(
+        "All replicas must enqueue a step with the same `training`. "
+        "Received: " +
+        std::string(training ? "True" : "False") + " from replica " +
+        to_string(replica) + ", step " + to_string(r.enqueued));
+  }
+  ++r.enqueued;
+  step->batches[replica] = std::move(batch);
+  if (++step->num_enqueued == config_.num_replicas) *complete = step;
+  return Status();
+}
+
+template <typename Tid>
+Status HostEngine::Enqueue(int32_t replica, bool training,
+                           const std::vector<FeatureInput<Tid>>& features,
+                           const ParallelFor& parallel_for) {
+  std::shared_ptr<const Batch> batch;
+  std::shared_ptr<Step> complete;
+  int64_t number;
+  Status status = MakeBatch(features, &batch);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    LM_RETURN_IF_ERROR(CheckCall(replica));
+    number = replicas_[replica].enqueued;
+    if (status.ok()) status = Publish(replica, training, batch, &complete);
+    if (!status.ok()) {
+      // The other replicas' batches of this step are there or will come, and
+      // would meet this replica's next batch.
+      if (config_.num_replicas > 1) {
+        poisoned_ = "replica " + to_string(replica) +
+                    " failed to enqueue step " + to_string(number);
+      }
+      return status;
+    }
+  }
+
+  if (complete != nullptr && training) {
+    const int64_t num_tables = static_cast<int64_t>(config_.tables.size());
+    complete->tables.resize(num_tables);
+    parallel_for(num_tables, 1000000, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        complete->tables[t] =
+            PrepareTable(config_, static_cast<int32_t>(t), complete->batches);
+      }
+    });
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  // A reset may have come in between and dropped the step.
+  std::shared_ptr<Step> step = StepAt(number);
+  if (step != nullptr && step->batches[replica] == batch) {
+    step->published[replica] = true;
+  }
+  return Status();
+}
+
+Status HostEngine::BeginDequeue(int32_t replica,
+                                std::shared_ptr<const Batch>* batch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LM_RETURN_IF_ERROR(CheckCall(replica));
+  Replica& r = replicas_[replica];
+  const std::string step_name = "step " + to_string(r.dequeued - 1);
+  if (r.stage == Stage::kAwaiting) {
+    return FailedPrecondition(
+        "`dequeue` of replica " + to_string(replica) + ": " + step_name +
+        " still awaits its gradients; call `apply_gradients` first, or enqueue "
+        "with training=False if there will be none");
+  }
+  if (r.stage != Stage::kReady) {
+    return FailedPrecondition("`dequeue` of replica " + to_string(replica) +
+                              " while another call of it runs");
+  }
+  std::shared_ptr<Step> step = StepAt(r.dequeued);
+  if (step == nullptr || !step->published[replica]) {
+    return FailedPrecondition(
+        "`dequeue` needs an enqueued step; call `enqueue` first (replica " +
+        to_string(replica) + ")");
+  }
+  // Unfinished steps before this one are waiting for other replicas.
+  for (int64_t number = first_number_; number < r.dequeued; ++number) {
+    if (!StepAt(number)->training) continue;
+    return FailedPrecondition(
+        "`dequeue` of replica " + to_string(replica) + ": the update of step " +
+        to_string(number) +
+        " still waits for the gradients of another replica");
+  }
+  r.stage = Stage::kDequeuing;
+  *batch = step->batches[replica];
+  return Status();
+}
+
+void HostEngine::FinishDequeue(int32_t replica, bool looked_up) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Replica& r = replicas_[replica];
+  if (r.stage != Stage::kDequeuing) return;  // a reset came in between
+  r.stage = Stage::kReady;
+  if (!looked_up) return;
+  std::shared_ptr<Step> step = StepAt(r.dequeued++);
+  r.last_was_training = step->training;
+  if (step->training) {
+    r.stage = Stage::kAwaiting;
+  } else {
+    ++step->num_finished;
+    DropFinishedSteps();
+  }
+}
+
+Status HostEngine::CheckGradients(const Batch& batch,
+                                  const BatchGradients& gradients) const {
+  for (size_t f = 0; f < batch.size(); ++f) {
+    const int64_t expected = batch[f].num_outputs() * config_.dim_of_feature(f);
+    if (gradients.features[f].size() != expected) {
+      return InvalidArgument("Feature '" + config_.features[f].feature +
+                             "': its gradient must be shaped like its "
+                             "activation, " +
+                             to_string(expected) + " values. Received: " +
+                             to_string(gradients.features[f].size()));
+    }
+  }
+  return Status();
+}
+
+Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
+                              std::shared_ptr<Step>* update) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LM_RETURN_IF_ERROR(CheckCall(replica));
+  Replica& r = replicas_[replica];
+  if (r.stage != Stage::kAwaiting) {
+    return FailedPrecondition(
+        r.last_was_training
+            ? "`apply_gradients` needs a dequeued step; call `enqueue` and "
+              "`dequeue` first (replica " +
+                  to_string(replica) + ")"
+            : "`apply_gradients` after a step that was enqueued with "
+              "training=False (replica " +
+                  to_string(replica) +
+                  "): it takes no gradients, and a TPU would wait forever");
+  }
+  std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
+  LM_RETURN_IF_ERROR(CheckGradients(*step->batches[replica], gradients));
+  step->gradients[replica] = std::move(gradients);
+  if (step->num_finished + 1 == config_.num_replicas) {
+    r.stage = Stage::kApplying;
+    *update = step;
+  } else {
+    r.stage = Stage::kReady;
+    ++step->num_finished;
+  }
+  return Status();
+}
+
+Status HostEngine::Update(const Step& step,
+                          const std::vector<TableViews>& tables,
+                          const RowKernels& kernels,
+                          const ParallelFor& parallel_for) const {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    LM_RETURN_IF_ERROR(CheckHyperparameters(config_.tables[t].optimizer,
+                                            config_.tables[t].name,
+                                            tables[t].hyperparameters));
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const TableStep& ids = step.tables[t];
+    const std::vector<const float*> gradient_rows =
+        GradientRows(config_, static_cast<int32_t>(t), step.gradients);
+    RowGradients gradients;
+    gradients.rows = ids.rows;
+    gradients.splits = ids.splits;
+    gradients.gradient_of = ids.gradient_of;
+    gradients.gains = ids.gains;
+    gradients.gradient_rows = gradient_rows;
+    ApplyGradients(config_.tables[t].optimizer, tables[t].hyperparameters,
+                   gradients, tables[t].table, tables[t].slots, kernels,
+                   parallel_for);
+  }
+  return Status();
+}
+
+void HostEngine::FinishApply(int32_t replica, bool updated) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Replica& r = replicas_[replica];
+  if (r.stage != Stage::kApplying) return;  // a reset came in between
+  std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
+  if (!updated) {
+    r.stage = Stage::kAwaiting;
+    step->gradients[replica] = BatchGradients();
+    return;
+  }
+  r.stage = Stage::kReady;
+  ++step->num_finished;
+  ++num_updates_;
+  DropFinishedSteps();
+}
+
+void HostEngine::Reset() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Numbers go on from the furthest, so that a call which began before the
+  // reset cannot mistake a new step for its own.
+  int64_t next = first_number_ + static_cast<int64_t>(steps_.size());
+  steps_.clear();
+  first_number_ = next;
+  for (Replica& r : replicas_) {
+    r = Replica();
+    r.enqueued = r.dequeued = next;
+  }
+  poisoned_.clear();
+}
+
+HostEngine::Description HostEngine::Describe() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Description d;
+  for (const Replica& r : replicas_) {
+    d.pending.push_back(r.enqueued - r.dequeued);
+    d.awaiting.push_back(r.stage == Stage::kAwaiting);
+  }
+  d.num_updates = num_updates_;
+  d.poisoned = poisoned_;
+  return d;
+}
+
+template Status HostEngine::Enqueue<int32_t>(
+    int32_t, bool, const std::vector<FeatureInput<int32_t>>&,
+    const ParallelFor&);
+template Status HostEngine::Enqueue<int64_t>(
+    int32_t, bool, const std::vector<FeatureInput<int64_t>>&,
+    const ParallelFor&);
+
+}  // namespace layoutmap

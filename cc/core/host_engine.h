@@ -1,0 +1,120 @@
+// The engine: steps in flight between enqueue, dequeue and apply_gradients.
+//
+// It owns the steps and nothing else; rows and slot variables are the caller's
+// and come with each call. Calls of one replica follow each other; different
+// replicas may call at the same time. No call waits for another: one that comes
+// at the wrong time is refused, and changes nothing.
+
+#ifndef TF_LAYOUTMAP_CORE_HOST_ENGINE_H_
+#define TF_LAYOUTMAP_CORE_HOST_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cc/core/parallel_for.h"
+#include "cc/core/status.h"
+#include "cc/core/step.h"
+
+namespace layoutmap {
+
+class HostEngine {
+ public:
+  struct Description {
+    std::vector<int64_t> pending;  // by replica: steps that wait for a dequeue
+    std::vector<bool> awaiting;    // by replica: gradients are awaited
+    int64_t num_updates = 0;
+    std::string poisoned;  // why everything is refused until Reset, or empty
+  };
+
+  // What one table's update works on; slots as its optimizer orders them.
+  struct TableViews {
+    ShardedView<float> table;
+    std::vector<ShardedView<float>> slots;
+    Span<const float> hyperparameters;
+  };
+
+  struct Step;
+
+  static Status Make(EngineConfig config, std::unique_ptr<HostEngine>* engine);
+
+  const EngineConfig& config() const { return config_; }
+
+  // Checks a batch and puts it at the end of the replica's queue. The last
+  // replica of a training step also finds the unique rows.
+  template <typename Tid>
+  Status Enqueue(int32_t replica, bool training,
+                 const std::vector<FeatureInput<Tid>>& features,
+                 const ParallelFor& parallel_for);
+
+  // The replica's oldest batch, to look up; it stays in the queue until
+  // `FinishDequeue(replica, true)`. Each Begin that is ok needs its Finish.
+  Status BeginDequeue(int32_t replica, std::shared_ptr<const Batch>* batch);
+  void FinishDequeue(int32_t replica, bool looked_up);
+
+  // Hands in the gradients of the replica's dequeued step. The last replica
+  // gets the step in `update` (the others null) and must run `Update` and then
+  // `FinishApply`; if it failed, its gradients are awaited again.
+  Status BeginApply(int32_t replica, BatchGradients gradients,
+                    std::shared_ptr<Step>* update);
+  Status Update(const Step& step, const std::vector<TableViews>& tables,
+                const RowKernels& kernels,
+                const ParallelFor& parallel_for) const;
+  void FinishApply(int32_t replica, bool updated);
+
+  // Forgets every step in flight.
+  void Reset();
+
+  Description Describe() const;
+
+ private:
+  enum class Stage { kReady, kDequeuing, kAwaiting, kApplying };
+
+  struct Replica {
+    int64_t enqueued = 0;  // the number of the step that comes next
+    int64_t dequeued = 0;
+    Stage stage = Stage::kReady;
+    bool last_was_training = true;
+  };
+
+  explicit HostEngine(EngineConfig config);
+
+  Status CheckCall(int32_t replica) const;
+  template <typename Tid>
+  Status MakeBatch(const std::vector<FeatureInput<Tid>>& features,
+                   std::shared_ptr<const Batch>* batch) const;
+  Status Publish(int32_t replica, bool training,
+                 std::shared_ptr<const Batch> batch,
+                 std::shared_ptr<Step>* complete);
+  Status CheckGradients(const Batch& batch,
+                        const BatchGradients& gradients) const;
+  std::shared_ptr<Step> StepAt(int64_t number) const;
+  void DropFinishedSteps();
+
+  const EngineConfig config_;
+  mutable std::mutex mutex_;  // guards all below
+  std::vector<Replica> replicas_;
+  std::deque<std::shared_ptr<Step>> steps_;  // oldest first
+  int64_t first_number_ = 0;                 // of steps_.front()
+  int64_t num_updates_ = 0;
+  std::string poisoned_;
+};
+
+// Written under the engine's mutex, but for `tables`: that is written once,
+// before the batch of the replica that completes the step can be dequeued.
+struct HostEngine::Step {
+  bool training = true;
+  std::vector<std::shared_ptr<const Batch>> batches;  // by replica
+  std::vector<bool> published;                        // by replica
+  int32_t num_enqueued = 0;
+  int32_t num_finished = 0;  // replicas that need nothing more of this step
+  std::vector<TableStep> tables;
+  std::vector<BatchGradients> gradients;  // by replica
+};
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_HOST_ENGINE_H_

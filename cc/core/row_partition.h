@@ -1,0 +1,125 @@
+// Which shard owns a row, and where in that shard it stands.
+
+#ifndef TF_LAYOUTMAP_CORE_ROW_PARTITION_H_
+#define TF_LAYOUTMAP_CORE_ROW_PARTITION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/status.h"
+#include "cc/core/views.h"
+
+namespace layoutmap {
+
+// n / d by a multiplication. Exact for every n with n * d < 2^64, because
+// floor(2^64 / d) + 1 exceeds 2^64 / d by at most 1, an error of at most
+// n / 2^64 < 1 / d in the quotient (Granlund and Montgomery, PLDI 1994).
+class Divider {
+ public:
+  Divider() : Divider(1) {}
+  explicit Divider(uint64_t d)
+      : d_(d), magic_(d > 1 ? ~uint64_t{0} / d + 1 : 0) {}
+
+  uint64_t operator()(uint64_t n) const {
+    if (d_ == 1) return n;
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(n) * magic_) >>
+                                 64);
+  }
+
+ private:
+  uint64_t d_;
+  uint64_t magic_;
+};
+
+enum class Placement {
+  kDiv,      // contiguous blocks; the first num_rows % num_shards one longer
+  kMod,      // row r in shard r % num_shards
+  kOffsets,  // contiguous blocks of any size
+};
+
+Status ParsePlacement(const std::string& name, Placement* placement);
+
+struct RowOwner {
+  int32_t shard;
+  int64_t local_row;
+};
+
+class RowPartition {
+ public:
+  // One shard, no rows.
+  RowPartition() : offsets_{0, 0} {}
+
+  // `offsets` are cumulative shard sizes, [num_shards + 1]. Refused unless
+  // they start at 0, never decrease and are those that `placement` asks for.
+  static Status Make(Placement placement, Span<const int64_t> offsets,
+                     RowPartition* partition);
+
+  Placement placement() const { return placement_; }
+  int64_t num_rows() const { return offsets_.back(); }
+  int32_t num_shards() const {
+    return static_cast<int32_t>(offsets_.size()) - 1;
+  }
+  int64_t shard_size(int32_t shard) const {
+    return offsets_[shard + 1] - offsets_[shard];
+  }
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+  // `row` must be in [0, num_rows()).
+  RowOwner Locate(int64_t row) const;
+
+  // The row that `Locate` sends to `owner`.
+  int64_t GlobalRow(RowOwner owner) const;
+
+ private:
+  Placement placement_ = Placement::kDiv;
+  std::vector<int64_t> offsets_;
+  // div: rows below `cut_` live in blocks of `long_`, the others in blocks one
+  // shorter. mod: `short_` divides by the number of shards.
+  int64_t cut_ = 0;
+  int64_t extra_ = 0;
+  int64_t block_ = 0;
+  Divider long_;
+  Divider short_;
+};
+
+inline RowOwner RowPartition::Locate(int64_t row) const {
+  assert(row >= 0 && row < num_rows());
+  if (offsets_.size() == 2) return {0, row};
+  switch (placement_) {
+    case Placement::kDiv: {
+      if (row < cut_) {
+        const int64_t shard = static_cast<int64_t>(long_(row));
+        return {static_cast<int32_t>(shard), row - shard * (block_ + 1)};
+      }
+      const int64_t shard = static_cast<int64_t>(short_(row - cut_));
+      return {static_cast<int32_t>(extra_ + shard),
+              row - cut_ - shard * block_};
+    }
+    case Placement::kMod: {
+      const int64_t local = static_cast<int64_t>(short_(row));
+      return {static_cast<int32_t>(row - local * num_shards()), local};
+    }
+    case Placement::kOffsets:
+      break;
+  }
+  // The last shard that starts at or before `row` and is not empty: halving
+  // without a branch that the processor would mispredict.
+  const int64_t* first = offsets_.data();
+  int64_t size = num_shards();
+  while (size > 1) {
+    const int64_t half = size / 2;
+    first = first[half] <= row ? first + half : first;
+    size -= half;
+  }
+  return {static_cast<int32_t>(first - offsets_.data()), row - *first};
+}
+
+// shards[i] and local_rows[i] of ids[i]; refused whole if an id is outside.
+template <typename Tid>
+Status AssignPartition(const RowPartition& partition, Span<const Tid> ids,
+                       Span<int32_t> shards, Span<Tid> local_rows);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_ROW_PARTITION_H_

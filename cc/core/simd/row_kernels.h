@@ -1,0 +1,69 @@
+// The loops over floats, compiled once per instruction set.
+
+#ifndef TF_LAYOUTMAP_CORE_SIMD_ROW_KERNELS_H_
+#define TF_LAYOUTMAP_CORE_SIMD_ROW_KERNELS_H_
+
+#include <cstdint>
+
+namespace layoutmap {
+
+enum class CpuLevel { kBaseline, kAvx2, kAvx512 };
+
+enum class Optimizer { kNone, kSgd, kAdagrad };
+
+constexpr int kMaxSlots = 1;
+
+// Pointers are resolved a little ahead of where a loop reads, so that it can
+// prefetch: `row_of` has `kAhead` more entries than the loop walks over.
+constexpr int64_t kAhead = 16;
+
+// out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row, in that
+// order. `row_of` and `gains` are indexed by i - first.
+struct LookupArgs {
+  const float* const* row_of;
+  const float* gains;  // null: 1 each
+  const int64_t* splits;
+  int64_t first;
+  int64_t begin;  // outputs [begin, end)
+  int64_t end;
+  int64_t dim;
+  float* out;  // row 0
+};
+
+// For the unique rows u in [begin, end): the gradient
+//
+//   g = sum over k in [splits[u], splits[u + 1]) of gain[k] * *gradient[k]
+//
+// in that order, where *gradient[k] is gradient_rows[gradient_of[k]]; then one
+// step of the update rule on the row and its slot rows, in place.
+struct ApplyArgs {
+  Optimizer optimizer;
+  const float* hyperparameters;
+  float* const* row_of;              // by u - begin
+  float* const* slot_of[kMaxSlots];  // by u - begin
+  const int64_t* splits;
+  const uint32_t* gradient_of;
+  const float* gains;  // null: 1 each
+  const float* const* gradient_rows;
+  int64_t begin;
+  int64_t end;
+  int64_t dim;
+};
+
+struct RowKernels {
+  void (*lookup)(const LookupArgs& args);
+  void (*apply)(const ApplyArgs& args);
+};
+
+// The best level this CPU has, or the lower one that the environment variable
+// TF_LAYOUTMAP_CPU_LEVEL (baseline, avx2, avx512) asks for.
+CpuLevel CurrentCpuLevel();
+bool CpuHas(CpuLevel level);
+const char* CpuLevelName(CpuLevel level);
+
+// `level` must be one that this CPU has.
+const RowKernels& RowKernelsFor(CpuLevel level);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_SIMD_ROW_KERNELS_H_

@@ -1,0 +1,167 @@
+// The body of the row kernels; built once per instruction set (BUILD sets
+// LM_ISA and the flags). No standard library header here: a template of theirs
+// compiled with AVX could be the copy that the linker keeps for everybody.
+//
+// Sums are kept in registers over all ids of an output: written the plain way,
+// GCC stores them back on every id and runs four times slower.
+
+#include "cc/core/optimizers/adagrad.h"
+#include "cc/core/optimizers/sgd.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/vector.h"
+
+namespace layoutmap {
+namespace LM_ISA {
+namespace {
+
+constexpr int64_t kFloatsPerLine = 16;
+
+template <int kForWrite>
+inline void PrefetchColumns(const float* row, int64_t columns) {
+  for (int64_t c = 0; c < columns; c += kFloatsPerLine) {
+    __builtin_prefetch(row + c, kForWrite);
+  }
+}
+
+// Adds up columns [c, c + width of sum) of the rows i in [0, num_rows).
+template <int kRegisters>
+inline void SumRows(const float* const* row_of, const float* gains,
+                    int64_t num_rows, int64_t c, Vector* sum) {
+  for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
+  for (int64_t i = 0; i < num_rows; ++i) {
+    PrefetchColumns<0>(row_of[i + kAhead] + c, kRegisters * kLanes);
+    const float* row = row_of[i] + c;
+    if (gains == nullptr) {
+      for (int r = 0; r < kRegisters; ++r) sum[r] += Load(row + r * kLanes);
+    } else {
+      const float gain = gains[i];
+      for (int r = 0; r < kRegisters; ++r) {
+        sum[r] += gain * Load(row + r * kLanes);
+      }
+    }
+  }
+}
+
+template <int kRegisters>
+inline int64_t LookupColumns(const float* const* row_of, const float* gains,
+                             int64_t num_rows, int64_t c, int64_t dim,
+                             float* out) {
+  constexpr int64_t kWidth = kRegisters * kLanes;
+  for (; c + kWidth <= dim; c += kWidth) {
+    Vector sum[kRegisters];
+    SumRows<kRegisters>(row_of, gains, num_rows, c, sum);
+    for (int r = 0; r < kRegisters; ++r) Store(out + c + r * kLanes, sum[r]);
+  }
+  return c;
+}
+
+void Lookup(const LookupArgs& a) {
+  for (int64_t o = a.begin; o < a.end; ++o) {
+    const int64_t first = a.splits[o] - a.first;
+    const int64_t num_rows = a.splits[o + 1] - a.splits[o];
+    const float* const* row_of = a.row_of + first;
+    const float* gains = a.gains == nullptr ? nullptr : a.gains + first;
+    float* out = a.out + o * a.dim;
+    int64_t c = 0;
+    c = LookupColumns<8>(row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<4>(row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<1>(row_of, gains, num_rows, c, a.dim, out);
+    for (; c < a.dim; ++c) {
+      float sum = 0;
+      for (int64_t i = 0; i < num_rows; ++i) {
+        sum += (gains == nullptr ? 1.0f : gains[i]) * row_of[i][c];
+      }
+      out[c] = sum;
+    }
+  }
+}
+
+// One unique row: its positions and where its row and slot rows are.
+struct RowStep {
+  const ApplyArgs& a;
+  int64_t k_begin;
+  int64_t k_end;
+  float* row;
+  float* slots[kMaxSlots];
+};
+
+template <int kRegisters>
+inline void FoldGradients(const RowStep& s, int64_t c, Vector* sum) {
+  const ApplyArgs& a = s.a;
+  for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
+  for (int64_t k = s.k_begin; k < s.k_end; ++k) {
+    const float* gradient = a.gradient_rows[a.gradient_of[k]] + c;
+    const float gain = a.gains == nullptr ? 1.0f : a.gains[k];
+    for (int r = 0; r < kRegisters; ++r) {
+      sum[r] += gain * Load(gradient + r * kLanes);
+    }
+  }
+}
+
+template <typename Rule, typename V>
+inline void Update(const Rule& rule, const RowStep& s, int64_t c, V gradient) {
+  V row, slots[Rule::kNumSlots + 1];
+  Read(s.row + c, &row);
+  for (int j = 0; j < Rule::kNumSlots; ++j) Read(s.slots[j] + c, &slots[j]);
+  rule(gradient, &row, slots);
+  Write(s.row + c, row);
+  for (int j = 0; j < Rule::kNumSlots; ++j) Write(s.slots[j] + c, slots[j]);
+}
+
+template <int kRegisters, typename Rule>
+inline int64_t ApplyColumns(const Rule& rule, const RowStep& s, int64_t c) {
+  constexpr int64_t kWidth = kRegisters * kLanes;
+  for (; c + kWidth <= s.a.dim; c += kWidth) {
+    Vector sum[kRegisters];
+    FoldGradients<kRegisters>(s, c, sum);
+    for (int r = 0; r < kRegisters; ++r) {
+      Update<Rule, Vector>(rule, s, c + r * kLanes, sum[r]);
+    }
+  }
+  return c;
+}
+
+template <typename Rule>
+void ApplyRule(const ApplyArgs& a) {
+  const Rule rule(a.hyperparameters);
+  for (int64_t u = a.begin; u < a.end; ++u) {
+    const int64_t i = u - a.begin;
+    RowStep s = {a, a.splits[u], a.splits[u + 1], a.row_of[i], {}};
+    PrefetchColumns<1>(a.row_of[i + kAhead], a.dim);
+    for (int j = 0; j < Rule::kNumSlots; ++j) {
+      s.slots[j] = a.slot_of[j][i];
+      PrefetchColumns<1>(a.slot_of[j][i + kAhead], a.dim);
+    }
+    int64_t c = 0;
+    c = ApplyColumns<8>(rule, s, c);
+    c = ApplyColumns<4>(rule, s, c);
+    c = ApplyColumns<1>(rule, s, c);
+    for (; c < a.dim; ++c) {
+      float sum = 0;
+      for (int64_t k = s.k_begin; k < s.k_end; ++k) {
+        sum += (a.gains == nullptr ? 1.0f : a.gains[k]) *
+               a.gradient_rows[a.gradient_of[k]][c];
+      }
+      Update<Rule, float>(rule, s, c, sum);
+    }
+  }
+}
+
+void Apply(const ApplyArgs& a) {
+  switch (a.optimizer) {
+    case Optimizer::kNone:
+      return;
+    case Optimizer::kSgd:
+      return ApplyRule<Sgd>(a);
+    case Optimizer::kAdagrad:
+      return ApplyRule<Adagrad>(a);
+  }
+}
+
+}  // namespace
+
+extern const RowKernels kRowKernels;
+const RowKernels kRowKernels = {&Lookup, &Apply};
+
+}  // namespace LM_ISA
+}  // namespace layoutmap

@@ -1,0 +1,64 @@
+// A register's worth of floats. Only for files compiled once per instruction
+// set: everything is in the namespace LM_ISA, or the linker would merge one
+// set's copy of an inline function with another's.
+
+#ifndef TF_LAYOUTMAP_CORE_SIMD_VECTOR_H_
+#define TF_LAYOUTMAP_CORE_SIMD_VECTOR_H_
+
+#ifndef LM_ISA
+#error "compile with -DLM_ISA=<namespace of the instruction set>"
+#endif
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace layoutmap {
+namespace LM_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+// aligned(4): rows start anywhere.
+typedef float Vector
+    __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+static inline Vector Load(const float* p) {
+  return *reinterpret_cast<const Vector*>(p);
+}
+static inline void Store(float* p, Vector v) {
+  *reinterpret_cast<Vector*>(p) = v;
+}
+
+static inline float Sqrt(float x) { return __builtin_sqrtf(x); }
+static inline Vector Sqrt(Vector x) {
+#if defined(__AVX512F__)
+  // The masked form: GCC 12 warns of the plain one's undefined operand.
+  return _mm512_maskz_sqrt_ps(0xffff, x);
+#elif defined(__AVX__)
+  return _mm256_sqrt_ps(x);
+#elif defined(__SSE2__)
+  return _mm_sqrt_ps(x);
+#else
+  Vector root;
+  for (int i = 0; i < kLanes; ++i) root[i] = __builtin_sqrtf(x[i]);
+  return root;
+#endif
+}
+
+// The same operation on one lane, for the columns that fill no register: it
+// rounds like a lane of `Vector`, so the bits do not depend on the width.
+static inline void Read(const float* p, float* x) { *x = *p; }
+static inline void Read(const float* p, Vector* x) { *x = Load(p); }
+static inline void Write(float* p, float x) { *p = x; }
+static inline void Write(float* p, Vector x) { Store(p, x); }
+
+}  // namespace LM_ISA
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_SIMD_VECTOR_H_

@@ -1,0 +1,75 @@
+// One enqueued batch on its way through the engine.
+
+#ifndef TF_LAYOUTMAP_CORE_STEP_H_
+#define TF_LAYOUTMAP_CORE_STEP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/apply.h"
+#include "cc/core/parallel_for.h"
+#include "cc/core/ragged_ids.h"
+#include "cc/core/row_partition.h"
+
+namespace layoutmap {
+
+struct TableSpec {
+  std::string name;
+  RowPartition partition;
+  int64_t dim = 0;
+  Optimizer optimizer = Optimizer::kNone;
+};
+
+struct EngineConfig {
+  int32_t num_replicas = 1;
+  int64_t max_pending_steps = 4;
+  std::vector<TableSpec> tables;
+  std::vector<FeatureSpec> features;
+  std::vector<int32_t> table_of_feature;
+
+  int64_t dim_of_feature(size_t f) const {
+    return tables[table_of_feature[f]].dim;
+  }
+};
+
+// What one replica enqueued, by feature. Not written to after it is made.
+using Batch = std::vector<RaggedIds>;
+
+// What one replica's activations got back, by feature, [num_outputs, dim]
+// each; `keep_alive` holds their memory.
+struct BatchGradients {
+  std::vector<Span<const float>> features;
+  std::shared_ptr<const void> keep_alive;
+};
+
+// What the backward pass of a table needs and the ids alone decide, so that it
+// is worked out at enqueue and the update never looks at the ids again:
+//
+//   unique row    rows      2        5     9
+//   its positions splits    0        3     4        6
+//   output row    gradient_of  0  4  1  | 0  | 2  7
+//
+// Output rows are numbered through the table's features in order, inside a
+// feature through the replicas, so positions stand in the order in which their
+// gradients are summed.
+struct TableStep {
+  std::vector<uint32_t> rows;
+  std::vector<int64_t> splits;
+  std::vector<uint32_t> gradient_of;
+  std::vector<float> gains;  // empty: 1 each
+};
+
+TableStep PrepareTable(
+    const EngineConfig& config, int32_t table,
+    const std::vector<std::shared_ptr<const Batch>>& batches);
+
+// The gradient row of each output row, in the numbering of `TableStep`.
+std::vector<const float*> GradientRows(
+    const EngineConfig& config, int32_t table,
+    const std::vector<BatchGradients>& gradients);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_STEP_H_

@@ -1,0 +1,371 @@
+// The host engine behind a resource handle.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/host_engine.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::ResourceHandle;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class EngineResource : public tensorflow::ResourceBase {
+ public:
+  explicit EngineResource(std::unique_ptr<HostEngine> engine)
+      : engine_(std::move(engine)) {}
+
+  HostEngine& engine() { return *engine_; }
+
+  std::string DebugString() const override {
+    return absl::StrCat("HostEngine with ", engine_->config().tables.size(),
+                        " tables");
+  }
+
+ private:
+  std::unique_ptr<HostEngine> engine_;
+};
+
+using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;
+
+absl::Status GetEngine(OpKernelContext* ctx, EnginePtr* engine) {
+  return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0),
+                                    engine);
+}
+
+absl::Status GetReplica(OpKernelContext* ctx, int32_t* replica) {
+  TF_RETURN_IF_ERROR(CheckRank("replica", ctx->input(1), 0));
+  *replica = ctx->input(1).scalar<int32_t>()();
+  return absl::OkStatus();
+}
+
+class CreateHostEngineOp : public OpKernel {
+ public:
+  explicit CreateHostEngineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTables(ctx));
+    OP_REQUIRES_OK(ctx, ReadFeatures(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_replicas", &config_.num_replicas));
+    OP_REQUIRES_OK(
+        ctx, ctx->GetAttr("max_pending_steps", &config_.max_pending_steps));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::unique_ptr<HostEngine> engine;
+    OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config_, &engine)));
+    Tensor* handle = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
+    handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(
+        new EngineResource(std::move(engine)), ctx->device()->name());
+  }
+
+ private:
+  absl::Status ReadTables(OpKernelConstruction* ctx) {
+    std::vector<std::string> names, placements, optimizers;
+    std::vector<int64_t> num_rows, dims, num_shards, offsets;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_names", &names));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_num_rows", &num_rows));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_dims", &dims));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_num_shards", &num_shards));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_placements", &placements));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_offsets", &offsets));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_optimizers", &optimizers));
+    int64_t next = 0;
+    for (size_t t = 0; t < names.size(); ++t) {
+      if (t >= num_rows.size() || t >= dims.size() || t >= num_shards.size() ||
+          t >= placements.size() || t >= optimizers.size() ||
+          num_shards[t] < 1 ||
+          num_shards[t] + 1 > static_cast<int64_t>(offsets.size()) - next) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "Table '", names[t], "': an attr `table_*` has too few values"));
+      }
+      TableSpec table;
+      table.name = names[t];
+      table.dim = dims[t];
+      Placement placement;
+      TF_RETURN_IF_ERROR(ToTf(ParsePlacement(placements[t], &placement)));
+      TF_RETURN_IF_ERROR(ToTf(ParseOptimizer(optimizers[t], &table.optimizer)));
+      TF_RETURN_IF_ERROR(ToTf(RowPartition::Make(
+          placement, Span<const int64_t>(&offsets[next], num_shards[t] + 1),
+          &table.partition)));
+      next += num_shards[t] + 1;
+      if (table.partition.num_rows() != num_rows[t]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "Table '", names[t], "': its offsets must end with its ",
+            num_rows[t], " rows. Received: ", table.partition.num_rows()));
+      }
+      config_.tables.push_back(std::move(table));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadFeatures(OpKernelConstruction* ctx) {
+    std::vector<std::string> names, combiners;
+    std::vector<int64_t> lengths;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("feature_names", &names));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("feature_combiners", &combiners));
+    TF_RETURN_IF_ERROR(
+        ctx->GetAttr("feature_tables", &config_.table_of_feature));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("feature_max_sequence_lengths", &lengths));
+    const std::vector<int32_t>& tables = config_.table_of_feature;
+    for (size_t f = 0; f < names.size(); ++f) {
+      if (f >= combiners.size() || f >= tables.size() || f >= lengths.size() ||
+          tables[f] < 0 ||
+          tables[f] >= static_cast<int64_t>(config_.tables.size())) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "Feature '", names[f],
+            "': an attr `feature_*` has too few values or names no table"));
+      }
+      const TableSpec& table = config_.tables[tables[f]];
+      FeatureSpec feature;
+      feature.feature = names[f];
+      feature.table = table.name;
+      feature.num_rows = table.partition.num_rows();
+      feature.max_sequence_length = lengths[f];
+      TF_RETURN_IF_ERROR(ToTf(ParseCombiner(combiners[f], &feature.combiner)));
+      config_.features.push_back(std::move(feature));
+    }
+    return absl::OkStatus();
+  }
+
+  EngineConfig config_;
+};
+
+template <typename Tid>
+class EnqueueStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    const Tensor* training;
+    const Tensor* num_samples;
+    OpInputList ids, splits, weights;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ctx->input("training", &training));
+    OP_REQUIRES_OK(ctx, CheckRank("training", *training, 0));
+    OP_REQUIRES_OK(ctx, ctx->input("num_samples", &num_samples));
+    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    OP_REQUIRES_OK(ctx, ctx->input_list("splits", &splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OP_REQUIRES(
+        ctx, num_samples->shape() == TensorShape({ids.size()}),
+        absl::InvalidArgumentError(absl::StrCat(
+            "`num_samples` must be one per feature, [", ids.size(),
+            "]. Received: shape ", num_samples->shape().DebugString())));
+
+    std::vector<FeatureInput<Tid>> features(ids.size());
+    for (int f = 0; f < ids.size(); ++f) {
+      features[f].ids = View<Tid>(ids[f]);
+      features[f].splits = View<int64_t>(splits[f]);
+      features[f].form = FormOf(splits[f]);
+      features[f].num_samples = num_samples->vec<int64_t>()(f);
+      features[f].weights = View<float>(weights[f]);
+    }
+    OP_REQUIRES_OK(
+        ctx, ToTf(engine->engine().Enqueue(replica, training->scalar<bool>()(),
+                                           features, TfParallelFor(ctx))));
+  }
+
+ private:
+  static Form FormOf(const Tensor& splits) {
+    if (splits.dims() == 2) return Form::kSparse;
+    return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
+  }
+};
+
+class DequeueStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    std::shared_ptr<const Batch> batch;
+    OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
+    const absl::Status status = LookUp(ctx, engine->engine().config(), *batch);
+    engine->engine().FinishDequeue(replica, status.ok());
+    OP_REQUIRES_OK(ctx, status);
+  }
+
+ private:
+  static absl::Status LookUp(OpKernelContext* ctx, const EngineConfig& config,
+                             const Batch& batch) {
+    LockedShards shards;
+    TF_RETURN_IF_ERROR(
+        shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
+    std::vector<ShardedView<const float>> tables(config.tables.size());
+    int first = 0;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const TableSpec& table = config.tables[t];
+      TF_RETURN_IF_ERROR(shards.View(first, table.name, table.partition,
+                                     table.dim, &tables[t]));
+      first += table.partition.num_shards();
+    }
+    OpOutputList activations;
+    TF_RETURN_IF_ERROR(ctx->output_list("activations", &activations));
+    if (activations.size() != static_cast<int>(batch.size())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("This engine has ", batch.size(),
+                       " features. Received: ", activations.size(), " dims"));
+    }
+    for (size_t f = 0; f < batch.size(); ++f) {
+      const RaggedIds& ids = batch[f];
+      const ShardedView<const float>& table =
+          tables[config.table_of_feature[f]];
+      TensorShape shape({ids.num_samples()});
+      const int64_t length = config.features[f].max_sequence_length;
+      if (length > 0) shape.AddDim(length);
+      shape.AddDim(table.dim);
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(
+          activations.allocate(static_cast<int>(f), shape, &out));
+      Lookup(table, ids.rows(), ids.splits(), ids.gains(),
+             RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
+             {out->flat<float>().data(), ids.num_outputs(), table.dim});
+    }
+    return absl::OkStatus();
+  }
+};
+
+class ApplyStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    int32_t replica;
+    OpInputList gradients;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
+    HostEngine& engine = resource->engine();
+    const size_t num_features = engine.config().features.size();
+    OP_REQUIRES(ctx, gradients.size() == static_cast<int>(num_features),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "This engine has ", num_features,
+                    " features. Received: ", gradients.size(), " gradients")));
+
+    BatchGradients batch;
+    auto tensors = std::make_shared<std::vector<Tensor>>();
+    for (int f = 0; f < gradients.size(); ++f) {
+      tensors->push_back(gradients[f]);
+      batch.features.push_back(View<float>(gradients[f]));
+    }
+    batch.keep_alive = std::move(tensors);
+    std::shared_ptr<HostEngine::Step> step;
+    OP_REQUIRES_OK(ctx,
+                   ToTf(engine.BeginApply(replica, std::move(batch), &step)));
+    if (step == nullptr) return;  // another replica is still to come
+    const absl::Status status = Update(ctx, engine, *step);
+    engine.FinishApply(replica, status.ok());
+    OP_REQUIRES_OK(ctx, status);
+  }
+
+ private:
+  static absl::Status Update(OpKernelContext* ctx, const HostEngine& engine,
+                             const HostEngine::Step& step) {
+    const std::vector<TableSpec>& specs = engine.config().tables;
+    OpInputList hyperparameters;
+    TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
+    if (hyperparameters.size() != static_cast<int>(specs.size())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "This engine has ", specs.size(),
+          " tables. Received: ", hyperparameters.size(), " hyperparameters"));
+    }
+    LockedShards shards;
+    TF_RETURN_IF_ERROR(
+        shards.Lock(ctx, {"shards", "slots"}, LockedShards::Mode::kExclusive));
+    std::vector<HostEngine::TableViews> tables(specs.size());
+    int first = 0;
+    for (size_t t = 0; t < specs.size(); ++t) {
+      TF_RETURN_IF_ERROR(shards.MutableView(ctx, first, specs[t].name,
+                                            specs[t].partition, specs[t].dim,
+                                            &tables[t].table));
+      first += specs[t].partition.num_shards();
+      tables[t].hyperparameters =
+          View<float>(hyperparameters[static_cast<int>(t)]);
+    }
+    for (size_t t = 0; t < specs.size(); ++t) {
+      tables[t].slots.resize(NumSlots(specs[t].optimizer));
+      for (ShardedView<float>& slot : tables[t].slots) {
+        TF_RETURN_IF_ERROR(
+            shards.MutableView(ctx, first, specs[t].name + " (slot variable)",
+                               specs[t].partition, specs[t].dim, &slot));
+        first += specs[t].partition.num_shards();
+      }
+    }
+    return ToTf(engine.Update(step, tables, RowKernelsFor(CurrentCpuLevel()),
+                              TfParallelFor(ctx)));
+  }
+};
+
+class ResetHostEngineOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    engine->engine().Reset();
+  }
+};
+
+class DescribeHostEngineOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    enum { kPending, kAwaiting, kNumUpdates, kPoisoned };
+    EnginePtr engine;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    const HostEngine::Description d = engine->engine().Describe();
+    OP_REQUIRES_OK(ctx, SetOutput(ctx, kPending, d.pending));
+    const TensorShape by_replica({static_cast<int64_t>(d.awaiting.size())});
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(kAwaiting, by_replica, &out));
+    std::copy(d.awaiting.begin(), d.awaiting.end(), out->flat<bool>().data());
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(kNumUpdates, {}, &out));
+    out->scalar<int64_t>()() = d.num_updates;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(kPoisoned, {}, &out));
+    out->scalar<tensorflow::tstring>()() = d.poisoned;
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>CreateHostEngine").Device(DEVICE_CPU),
+                        CreateHostEngineOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int32_t>("Tids"),
+                        EnqueueStepOp<int32_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int64_t>("Tids"),
+                        EnqueueStepOp<int64_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>DequeueStep").Device(DEVICE_CPU),
+                        DequeueStepOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>ApplyStep").Device(DEVICE_CPU),
+                        ApplyStepOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>ResetHostEngine").Device(DEVICE_CPU),
+                        ResetHostEngineOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>DescribeHostEngine").Device(DEVICE_CPU),
+                        DescribeHostEngineOp);
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,57 @@
+// Between TensorFlow and the core: statuses, threads, tables.
+
+#ifndef TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
+#define TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
+
+#include "cc/core/lookup.h"
+#include "cc/core/parallel_for.h"
+#include "cc/core/row_partition.h"
+#include "cc/core/status.h"
+#include "cc/core/views.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace layoutmap {
+
+absl::Status ToTf(const Status& status);
+
+// The device's intra-op threads.
+ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx);
+
+template <typename T>
+Span<const T> View(const tensorflow::Tensor& tensor) {
+  auto flat = tensor.flat<T>();
+  return {flat.data(), static_cast<int64_t>(flat.size())};
+}
+
+template <typename T>
+Span<T> MutableView(tensorflow::Tensor* tensor) {
+  auto flat = tensor->flat<T>();
+  return {flat.data(), static_cast<int64_t>(flat.size())};
+}
+
+// Fails unless the tensor has this rank; `name` is the op's input.
+absl::Status CheckRank(const char* name, const tensorflow::Tensor& tensor,
+                       int rank);
+
+// Allocates output `index` and copies `values` into it.
+template <typename T>
+absl::Status SetOutput(tensorflow::OpKernelContext* ctx, int index,
+                       const std::vector<T>& values) {
+  tensorflow::Tensor* output = nullptr;
+  const auto size = static_cast<int64_t>(values.size());
+  absl::Status status =
+      ctx->allocate_output(index, tensorflow::TensorShape({size}), &output);
+  if (status.ok() && size > 0) {
+    memcpy(output->flat<T>().data(), values.data(), size * sizeof(T));
+  }
+  return status;
+}
+
+// The attr `placement`.
+absl::Status GetPlacement(tensorflow::OpKernelConstruction* ctx,
+                          Placement* placement);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_

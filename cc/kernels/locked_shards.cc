@@ -1,0 +1,118 @@
+#include "cc/kernels/locked_shards.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace layoutmap {
+
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+LockedShards::~LockedShards() {
+  for (Mutex mu : locked_) {
+    if (mode_ == Mode::kShared) {
+      mu->unlock_shared();
+    } else {
+      mu->unlock();
+    }
+  }
+}
+
+absl::Status LockedShards::Lock(tensorflow::OpKernelContext* ctx,
+                                const std::vector<const char*>& inputs,
+                                Mode mode) {
+  mode_ = mode;
+  std::vector<Mutex> mutexes;
+  for (const char* input : inputs) {
+    tensorflow::OpInputList handles;
+    TF_RETURN_IF_ERROR(ctx->input_list(input, &handles));
+    for (int i = 0; i < handles.size(); ++i) {
+      const auto& handle = handles[i].scalar<tensorflow::ResourceHandle>()();
+      tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+      TF_RETURN_IF_ERROR(tensorflow::LookupResource(ctx, handle, &variable));
+      mutexes.push_back(variable->mu());
+      variables_.push_back(std::move(variable));
+    }
+  }
+  std::sort(mutexes.begin(), mutexes.end(), std::less<Mutex>());
+  mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
+  locked_.reserve(mutexes.size());
+  for (Mutex mu : mutexes) {
+    if (mode == Mode::kShared) {
+      mu->lock_shared();
+    } else {
+      mu->lock();
+    }
+    locked_.push_back(mu);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LockedShards::CheckShards(int first, const std::string& table,
+                                       const RowPartition& partition,
+                                       int64_t dim) const {
+  if (first + partition.num_shards() > size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Table '", table, "' needs ", partition.num_shards(),
+                     " shards. Received: ", size() - first));
+  }
+  for (int s = 0; s < partition.num_shards(); ++s) {
+    const Tensor& value = *variables_[first + s]->tensor();
+    const TensorShape expected({partition.shard_size(s), dim});
+    if (!value.IsInitialized() && expected.num_elements() > 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "Table '", table, "': shard ", s, " is not initialized"));
+    }
+    if (value.dtype() != tensorflow::DT_FLOAT || value.shape() != expected) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Table '", table, "': shard ", s, " must be float32 ",
+          expected.DebugString(),
+          ". Received: ", tensorflow::DataTypeString(value.dtype()), " ",
+          value.shape().DebugString()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LockedShards::View(int first, const std::string& table,
+                                const RowPartition& partition, int64_t dim,
+                                ShardedView<const float>* view) const {
+  TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dim));
+  view->partition = &partition;
+  view->dim = dim;
+  view->shards.clear();
+  for (int s = 0; s < partition.num_shards(); ++s) {
+    view->shards.push_back(
+        variables_[first + s]->tensor()->flat<float>().data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LockedShards::MutableView(tensorflow::OpKernelContext* ctx,
+                                       int first, const std::string& table,
+                                       const RowPartition& partition,
+                                       int64_t dim, ShardedView<float>* view) {
+  TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dim));
+  view->partition = &partition;
+  view->dim = dim;
+  view->shards.clear();
+  for (int s = 0; s < partition.num_shards(); ++s) {
+    Tensor* value = variables_[first + s]->tensor();
+    if (!value->RefCountIsOne() && value->NumElements() > 0) {
+      Tensor copy;
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_temp(value->dtype(), value->shape(), &copy));
+      std::memcpy(copy.flat<float>().data(), value->flat<float>().data(),
+                  value->TotalBytes());
+      *value = copy;
+    }
+    view->shards.push_back(value->flat<float>().data());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace layoutmap

@@ -1,0 +1,238 @@
+// The pooled gather and the fused update, straight on the variables.
+
+#include <algorithm>
+
+#include "cc/core/apply.h"
+#include "cc/core/lookup.h"
+#include "cc/core/ragged_ids.h"
+#include "cc/core/step.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// Ids and splits as they enter any of these ops, checked; gains come ready.
+template <typename Tid>
+absl::Status CheckedIds(const FeatureSpec& spec, const Tensor& ids,
+                        const Tensor& row_splits, const Tensor& gains,
+                        RaggedIds* checked) {
+  TF_RETURN_IF_ERROR(CheckRank("ids", ids, 1));
+  TF_RETURN_IF_ERROR(CheckRank("row_splits", row_splits, 1));
+  if (gains.shape() != ids.shape()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Feature '", spec.feature, "': gains must be one per id. Received: ",
+        gains.shape().DebugString(), ", with ids ", ids.shape().DebugString()));
+  }
+  FeatureInput<Tid> input;
+  input.ids = View<Tid>(ids);
+  input.splits = View<int64_t>(row_splits);
+  input.num_samples = input.splits.size() - 1;
+  return ToTf(RaggedIds::Make(spec, input, checked));
+}
+
+template <typename Tid>
+class LookupRowsOp : public OpKernel {
+ public:
+  explicit LookupRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("feature", &spec_.feature));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &spec_.table));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor* offsets;
+    const Tensor* id_values;
+    const Tensor* row_splits;
+    const Tensor* gains;
+    OP_REQUIRES_OK(ctx, ctx->input("offsets", &offsets));
+    OP_REQUIRES_OK(ctx, ctx->input("ids", &id_values));
+    OP_REQUIRES_OK(ctx, ctx->input("row_splits", &row_splits));
+    OP_REQUIRES_OK(ctx, ctx->input("gains", &gains));
+    RowPartition partition;
+    OP_REQUIRES_OK(ctx, ToTf(RowPartition::Make(
+                            placement_, View<int64_t>(*offsets), &partition)));
+    FeatureSpec spec = spec_;
+    spec.num_rows = partition.num_rows();
+    RaggedIds ids;
+    OP_REQUIRES_OK(
+        ctx, CheckedIds<Tid>(spec, *id_values, *row_splits, *gains, &ids));
+
+    LockedShards shards;
+    OP_REQUIRES_OK(ctx,
+                   shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
+    ShardedView<const float> table;
+    OP_REQUIRES_OK(ctx, shards.View(0, spec.table, partition, dim_, &table));
+    Tensor* activations = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(0, TensorShape({ids.num_outputs(), dim_}),
+                                  &activations));
+    Lookup(table, ids.rows(), ids.splits(), View<float>(*gains),
+           RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
+           {activations->flat<float>().data(), ids.num_outputs(), dim_});
+  }
+
+ private:
+  FeatureSpec spec_;
+  Placement placement_;
+  int64_t dim_;
+};
+
+// What `FindUniqueRows` put out, checked again: a graph can wire anything.
+template <typename Tid>
+Status CheckUniqueRows(int64_t num_rows, Span<const Tid> rows,
+                       Span<const int64_t> splits,
+                       Span<const int32_t> positions) {
+  bool ok = splits.size() == rows.size() + 1 && splits[0] == 0 &&
+            splits[rows.size()] == positions.size();
+  for (int64_t u = 0; ok && u < rows.size(); ++u) {
+    ok = splits[u] <= splits[u + 1] && rows[u] >= 0 && rows[u] < num_rows &&
+         (u == 0 || rows[u - 1] < rows[u]);
+  }
+  for (int32_t position : positions) {
+    ok = ok && position >= 0 && position < positions.size();
+  }
+  return ok ? Status()
+            : InvalidArgument(
+                  "`unique_rows`, `unique_splits` and `positions` must be the "
+                  "outputs of FindUniqueRows for a table with " +
+                  std::to_string(num_rows) + " rows");
+}
+
+template <typename Tid>
+class ApplyRowGradientsOp : public OpKernel {
+ public:
+  explicit ApplyRowGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string optimizer;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
+    OP_REQUIRES_OK(ctx, ToTf(ParseOptimizer(optimizer, &optimizer_)));
+    OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    auto input = [&](const char* name) {
+      const Tensor* tensor = nullptr;
+      ctx->SetStatus(ctx->input(name, &tensor));
+      return tensor;
+    };
+    const Tensor* gradients = input("gradients");
+    const Tensor* gains = input("gains");
+    const Tensor* row_splits = input("row_splits");
+    const Tensor* hyperparameters = input("hyperparameters");
+    const Span<const Tid> rows = View<Tid>(*input("unique_rows"));
+    const Span<const int64_t> splits = View<int64_t>(*input("unique_splits"));
+    const Span<const int32_t> positions = View<int32_t>(*input("positions"));
+    RowPartition partition;
+    OP_REQUIRES_OK(
+        ctx, ToTf(RowPartition::Make(
+                 placement_, View<int64_t>(*input("offsets")), &partition)));
+    OP_REQUIRES_OK(ctx, ToTf(CheckUniqueRows<Tid>(partition.num_rows(), rows,
+                                                  splits, positions)));
+    OP_REQUIRES_OK(ctx, CheckRank("gradients", *gradients, 2));
+    const int64_t num_samples = gradients->dim_size(0);
+    const int64_t dim = gradients->dim_size(1);
+    OP_REQUIRES_OK(
+        ctx, CheckSplits(*row_splits, *gains, num_samples, positions.size()));
+    OP_REQUIRES_OK(ctx,
+                   ToTf(CheckHyperparameters(optimizer_, table_,
+                                             View<float>(*hyperparameters))));
+
+    LockedShards shards;
+    OP_REQUIRES_OK(ctx, shards.Lock(ctx, {"shards", "slots"},
+                                    LockedShards::Mode::kExclusive));
+    std::vector<ShardedView<float>> views(1 + NumSlots(optimizer_));
+    OP_REQUIRES(ctx,
+                shards.size() ==
+                    static_cast<int>(views.size()) * partition.num_shards(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "Table '", table_, "': expected ", views.size(), " x ",
+                    partition.num_shards(),
+                    " shards and slot shards. Received: ", shards.size())));
+    for (size_t j = 0; j < views.size(); ++j) {
+      OP_REQUIRES_OK(ctx,
+                     shards.MutableView(ctx, j * partition.num_shards(), table_,
+                                        partition, dim, &views[j]));
+    }
+
+    // The gradient row and the gain of each position, in the order summed.
+    const Span<const int64_t> sample_splits = View<int64_t>(*row_splits);
+    std::vector<uint32_t> sample_of(positions.size());
+    for (int64_t s = 0; s < num_samples; ++s) {
+      std::fill(sample_of.begin() + sample_splits[s],
+                sample_of.begin() + sample_splits[s + 1], s);
+    }
+    const Span<const float> all_gains = View<float>(*gains);
+    std::vector<uint32_t> gradient_of(positions.size());
+    std::vector<float> gain_of(positions.size());
+    for (int64_t k = 0; k < positions.size(); ++k) {
+      gradient_of[k] = sample_of[positions[k]];
+      gain_of[k] = all_gains[positions[k]];
+    }
+    std::vector<const float*> gradient_rows(num_samples);
+    for (int64_t s = 0; s < num_samples; ++s) {
+      gradient_rows[s] = gradients->flat<float>().data() + s * dim;
+    }
+    const std::vector<uint32_t> row_values(rows.begin(), rows.end());
+    RowGradients row_gradients;
+    row_gradients.rows = row_values;
+    row_gradients.splits = splits;
+    row_gradients.gradient_of = gradient_of;
+    row_gradients.gains = gain_of;
+    row_gradients.gradient_rows = gradient_rows;
+    ApplyGradients(optimizer_, View<float>(*hyperparameters), row_gradients,
+                   views[0],
+                   {views.data() + 1, static_cast<int64_t>(views.size()) - 1},
+                   RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
+  }
+
+ private:
+  absl::Status CheckSplits(const Tensor& row_splits, const Tensor& gains,
+                           int64_t num_samples, int64_t num_ids) const {
+    TF_RETURN_IF_ERROR(CheckRank("row_splits", row_splits, 1));
+    const Span<const int64_t> splits = View<int64_t>(row_splits);
+    bool ok = gains.NumElements() == num_ids &&
+              splits.size() == num_samples + 1 && splits[0] == 0 &&
+              splits[num_samples] == num_ids;
+    for (int64_t s = 0; ok && s < num_samples; ++s) {
+      ok = splits[s] <= splits[s + 1];
+    }
+    if (ok) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Table '", table_, "': `row_splits` must rise from 0 to the ", num_ids,
+        " ids in `num_samples` + 1 values, with one gain per id. Received: ",
+        splits.size(), " values, ", num_samples, " gradient rows, ",
+        gains.NumElements(), " gains"));
+  }
+
+  Optimizer optimizer_;
+  Placement placement_;
+  std::string table_;
+};
+
+#define LM_REGISTER(name, Kernel)                               \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
+                              .Device(DEVICE_CPU)               \
+                              .TypeConstraint<int32_t>("Tids"), \
+                          Kernel<int32_t>);                     \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
+                              .Device(DEVICE_CPU)               \
+                              .TypeConstraint<int64_t>("Tids"), \
+                          Kernel<int64_t>)
+
+LM_REGISTER("LookupRows", LookupRowsOp);
+LM_REGISTER("ApplyRowGradients", ApplyRowGradientsOp);
+
+#undef LM_REGISTER
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,161 @@
+// The host engine's ops. docs/ops.md has the contract in one table.
+
+#include <vector>
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::NoOutputs;
+using tensorflow::shape_inference::ScalarShape;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("LayoutMap>CreateHostEngine")
+    .Output("engine: resource")
+    .Attr("num_replicas: int >= 1")
+    .Attr("max_pending_steps: int >= 1 = 4")
+    .Attr("table_names: list(string)")
+    .Attr("table_num_rows: list(int)")
+    .Attr("table_dims: list(int)")
+    .Attr("table_num_shards: list(int)")
+    .Attr("table_placements: list(string)")
+    .Attr("table_offsets: list(int)")
+    .Attr("table_optimizers: list(string)")
+    .Attr("feature_names: list(string)")
+    .Attr("feature_tables: list(int)")
+    .Attr("feature_combiners: list(string)")
+    .Attr("feature_max_sequence_lengths: list(int)")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape)
+    .Doc(R"doc(
+Makes a host engine, which lives as long as a handle to it does.
+
+engine: What the other ops take.
+num_replicas: How many replicas enqueue each step.
+max_pending_steps: Steps a replica may enqueue ahead of its dequeues.
+table_offsets: The offsets of all tables, one table after the other.
+table_optimizers: none, sgd or adagrad, one per table.
+feature_tables: For each feature the place of its table in `table_names`.
+feature_max_sequence_lengths: 0 for a feature that is not a sequence.
+)doc");
+
+REGISTER_OP("LayoutMap>EnqueueStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("training: bool")
+    .Input("ids: num_features * Tids")
+    .Input("splits: num_features * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_features * float")
+    .Attr("num_features: int >= 1")
+    .Attr("Tids: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Checks a batch and puts it at the end of the replica's queue.
+
+training: Whether gradients will follow; the same for all replicas of a step.
+ids: Global rows of each feature.
+splits: row_splits [num_samples + 1], or the indices [num_ids, 2] of a sparse
+  tensor, or empty for dense ids.
+num_samples: [num_features].
+weights: One factor per id, or none for 1 each.
+)doc");
+
+REGISTER_OP("LayoutMap>DequeueStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("shards: num_shards * resource")
+    .Output("activations: num_features * float")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_features: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("max_sequence_lengths: list(int)")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> dims, lengths;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      TF_RETURN_IF_ERROR(c->GetAttr("max_sequence_lengths", &lengths));
+      for (int f = 0; f < c->num_outputs(); ++f) {
+        if (f >= static_cast<int>(dims.size()) ||
+            f >= static_cast<int>(lengths.size())) {
+          return absl::InvalidArgumentError(
+              "`dims` and `max_sequence_lengths` must be one per feature");
+        }
+        ShapeHandle shape = c->Vector(InferenceContext::kUnknownDim);
+        if (lengths[f] > 0) {
+          TF_RETURN_IF_ERROR(
+              c->Concatenate(shape, c->Vector(lengths[f]), &shape));
+        }
+        TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(dims[f]), &shape));
+        c->set_output(f, shape);
+      }
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Looks up the replica's oldest batch.
+
+shards: All shards of the first table, then those of the second, and so on.
+activations: By feature, [num_samples, dim], or
+  [num_samples, max_sequence_length, dim] for a sequence feature.
+dims: The dim of each feature's table.
+max_sequence_lengths: Of each feature, 0 for none.
+)doc");
+
+REGISTER_OP("LayoutMap>ApplyStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("gradients: num_features * float")
+    .Input("hyperparameters: num_tables * float")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Attr("num_features: int >= 1")
+    .Attr("num_tables: int >= 1")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Hands in a replica's gradients; with the last replica's, updates the tables.
+
+gradients: Shaped like the activations.
+hyperparameters: By table, as its optimizer orders them.
+shards: All shards of the first table, then those of the second, and so on.
+slots: Table by table, one slot variable after the other, shard by shard.
+)doc");
+
+REGISTER_OP("LayoutMap>ResetHostEngine")
+    .Input("engine: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc("Forgets every step in flight.");
+
+REGISTER_OP("LayoutMap>DescribeHostEngine")
+    .Input("engine: resource")
+    .Output("pending: int64")
+    .Output("awaiting: bool")
+    .Output("num_updates: int64")
+    .Output("poisoned: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(2, c->Scalar());
+      c->set_output(3, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Tells where the engine's steps are.
+
+pending: By replica, steps that wait for a dequeue.
+awaiting: By replica, whether a dequeued step waits for its gradients.
+num_updates: Steps that were applied.
+poisoned: Why everything is refused until a reset, or empty.
+)doc");
+
+}  // namespace
+}  // namespace layoutmap

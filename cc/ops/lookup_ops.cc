@@ -1,0 +1,98 @@
+// Ops that read and write tables. docs/ops.md has the contract in one table.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// One less than the length of `splits`.
+absl::Status NumSamples(InferenceContext* c, ShapeHandle splits,
+                        DimensionHandle* num_samples) {
+  TF_RETURN_IF_ERROR(c->WithRank(splits, 1, &splits));
+  return c->Subtract(c->Dim(splits, 0), 1, num_samples);
+}
+
+REGISTER_OP("LayoutMap>LookupRows")
+    .Input("shards: num_shards * resource")
+    .Input("offsets: int64")
+    .Input("ids: Tids")
+    .Input("row_splits: int64")
+    .Input("gains: float")
+    .Output("activations: float")
+    .Attr("num_shards: int >= 1")
+    .Attr("placement: {'div', 'mod', 'offsets'}")
+    .Attr("dim: int >= 1")
+    .Attr("feature: string = ''")
+    .Attr("table: string = ''")
+    .Attr("Tids: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int num_shards;
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      ShapeHandle ids;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(num_shards + 1), 1, &ids));
+      TF_RETURN_IF_ERROR(c->Merge(ids, c->input(num_shards + 3), &ids));
+      DimensionHandle num_samples;
+      TF_RETURN_IF_ERROR(NumSamples(c, c->input(num_shards + 2), &num_samples));
+      c->set_output(0, c->Matrix(num_samples, dim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Adds up the rows of each sample, scaled by their gains, straight from the shards.
+
+shards: Float32 variables, shard `s` of shape [shard size, dim].
+offsets: Cumulative shard sizes, [num_shards + 1].
+ids: Global rows, [num_ids].
+row_splits: Sample `s` has ids [row_splits[s], row_splits[s + 1]).
+gains: One factor per id, [num_ids].
+activations: [num_samples, dim]; zeros for a sample without ids.
+placement: How rows are dealt out to the shards.
+feature: For messages.
+table: For messages.
+)doc");
+
+REGISTER_OP("LayoutMap>ApplyRowGradients")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Input("offsets: int64")
+    .Input("unique_rows: Tids")
+    .Input("unique_splits: int64")
+    .Input("positions: int32")
+    .Input("row_splits: int64")
+    .Input("gains: float")
+    .Input("gradients: float")
+    .Input("hyperparameters: float")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("placement: {'div', 'mod', 'offsets'}")
+    .Attr("optimizer: {'sgd', 'adagrad'}")
+    .Attr("table: string = ''")
+    .Attr("Tids: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Sums the gradients of each row and takes one optimizer step on it, in place.
+
+shards: Float32 variables, shard `s` of shape [shard size, dim].
+slots: The shards of each slot variable, one slot variable after the other.
+offsets: Cumulative shard sizes, [num_shards + 1].
+unique_rows: An output of FindUniqueRows.
+unique_splits: An output of FindUniqueRows.
+positions: An output of FindUniqueRows.
+row_splits: Sample `s` has ids [row_splits[s], row_splits[s + 1]).
+gains: One factor per id, [num_ids].
+gradients: Of the activations, [num_samples, dim].
+hyperparameters: sgd: [learning_rate]; adagrad: [learning_rate].
+table: For messages.
+)doc");
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,118 @@
+// Ops that work on ids alone. docs/ops.md has the contract in one table.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("LayoutMap>AssignPartition")
+    .Input("ids: Tids")
+    .Input("offsets: int64")
+    .Output("shards: int32")
+    .Output("local_rows: Tids")
+    .Attr("placement: {'div', 'mod', 'offsets'}")
+    .Attr("Tids: {int32, int64}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      c->set_output(0, c->input(0));
+      c->set_output(1, c->input(0));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Finds the shard of each global row, and its row in that shard.
+
+ids: Global rows, any shape; each in [0, num_rows).
+offsets: Cumulative shard sizes, [num_shards + 1].
+shards: The owner of each id, shaped like `ids`.
+local_rows: The row within that shard, shaped like `ids`.
+placement: How rows are dealt out: contiguous even blocks, round robin, or
+  contiguous blocks of any size.
+)doc");
+
+REGISTER_OP("LayoutMap>RouteIds")
+    .Input("ids: Tids")
+    .Input("offsets: int64")
+    .Output("local_rows: Tids")
+    .Output("splits: int64")
+    .Output("permutation: int32")
+    .Output("inverse: int32")
+    .Attr("placement: {'div', 'mod', 'offsets'}")
+    .Attr("unique: bool = false")
+    .Attr("Tids: {int32, int64}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle ids, offsets;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &ids));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &offsets));
+      bool unique;
+      TF_RETURN_IF_ERROR(c->GetAttr("unique", &unique));
+      const ShapeHandle routed =
+          unique ? c->Vector(InferenceContext::kUnknownDim) : ids;
+      c->set_output(0, routed);
+      c->set_output(1, offsets);
+      c->set_output(2, routed);
+      c->set_output(3, ids);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Groups ids by the shard that owns them, in one pass.
+
+ids: Global rows, [num_ids].
+offsets: Cumulative shard sizes, [num_shards + 1].
+local_rows: Rows within the shards, shard by shard, [num_routed].
+splits: Shard `s` owns slots [splits[s], splits[s + 1]).
+permutation: Where in `ids` each slot comes from; its first place if `unique`.
+inverse: The slot of each id, [num_ids].
+unique: Whether each row gets one slot, ascending inside its shard, instead of
+  one per id in the order of ids.
+)doc");
+
+REGISTER_OP("LayoutMap>FindUniqueRows")
+    .Input("ids: Tids")
+    .Input("row_splits: int64")
+    .Input("weights: float")
+    .Output("gains: float")
+    .Output("unique_rows: Tids")
+    .Output("unique_splits: int64")
+    .Output("positions: int32")
+    .Attr("combiner: {'sum', 'mean', 'sqrtn'}")
+    .Attr("num_rows: int >= 0")
+    .Attr("feature: string = ''")
+    .Attr("table: string = ''")
+    .Attr("Tids: {int32, int64}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle ids, unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &ids));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
+      c->set_output(0, ids);
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(3, ids);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Checks ragged ids, works out their gains and finds the distinct rows.
+
+ids: Global rows, [num_ids], each in [0, num_rows).
+row_splits: Sample `s` has ids [row_splits[s], row_splits[s + 1]).
+weights: One finite factor per id, or none for 1 each.
+gains: What each id's row is multiplied with, [num_ids].
+unique_rows: The distinct ids, ascending.
+unique_splits: Row `u` stands at `positions` [unique_splits[u],
+  unique_splits[u + 1]).
+positions: Places in `ids`, row by row, ascending inside a row.
+combiner: sum: w; mean: w / sum(w); sqrtn: w / sqrt(sum(w^2)); 0 where that
+  divisor is 0.
+num_rows: Rows of the table.
+feature: For messages.
+table: For messages.
+)doc");
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,121 @@
+// The core on numpy arrays: for tests, and for planning without TensorFlow.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cc/core/route.h"
+#include "cc/core/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/unique_rows.h"
+
+namespace py = pybind11;
+
+namespace layoutmap {
+namespace {
+
+// A wrong value is a ValueError with the core's sentence.
+void Check(const Status& status) {
+  if (!status.ok()) throw py::value_error(status.message());
+}
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+Span<const T> View(const Array<T>& array, const char* name) {
+  if (array.ndim() != 1) {
+    throw py::value_error(std::string("`") + name +
+                          "` must have rank 1. Received: rank " +
+                          std::to_string(array.ndim()));
+  }
+  return {array.data(), static_cast<int64_t>(array.size())};
+}
+
+template <typename T, typename U>
+Array<T> ToArray(const std::vector<U>& values) {
+  Array<T> array(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), array.mutable_data());
+  return array;
+}
+
+RowPartition MakePartition(const Array<int64_t>& offsets,
+                           const std::string& placement) {
+  Placement parsed;
+  RowPartition partition;
+  Check(ParsePlacement(placement, &parsed));
+  Check(RowPartition::Make(parsed, View(offsets, "offsets"), &partition));
+  return partition;
+}
+
+template <typename Tid>
+py::tuple AssignPartitionPy(const Array<Tid>& ids,
+                            const Array<int64_t>& offsets,
+                            const std::string& placement) {
+  const RowPartition partition = MakePartition(offsets, placement);
+  std::vector<int32_t> shards(ids.size());
+  std::vector<Tid> local_rows(ids.size());
+  Check(AssignPartition<Tid>(partition, View(ids, "ids"), shards, local_rows));
+  return py::make_tuple(ToArray<int32_t>(shards), ToArray<Tid>(local_rows));
+}
+
+template <typename Tid>
+py::tuple RouteIdsPy(const Array<Tid>& ids, const Array<int64_t>& offsets,
+                     const std::string& placement, bool unique) {
+  const RowPartition partition = MakePartition(offsets, placement);
+  Route<Tid> route;
+  Check(RouteIds<Tid>(partition, View(ids, "ids"), unique, &route));
+  return py::make_tuple(
+      ToArray<Tid>(route.local_rows), ToArray<int64_t>(route.splits),
+      ToArray<int32_t>(route.permutation), ToArray<int32_t>(route.inverse));
+}
+
+template <typename Tid>
+py::tuple FindUniqueRowsPy(const Array<Tid>& ids, int64_t num_rows) {
+  // One shard owns every row: this only checks the range.
+  const std::vector<int64_t> offsets = {0, num_rows};
+  RowPartition partition;
+  Check(RowPartition::Make(Placement::kDiv, offsets, &partition));
+  std::vector<int32_t> shards(ids.size());
+  std::vector<Tid> checked(ids.size());
+  Check(AssignPartition<Tid>(partition, View(ids, "ids"), shards, checked));
+  const std::vector<uint32_t> rows(checked.begin(), checked.end());
+  const Span<const uint32_t> segment(rows);
+  const UniqueRows unique =
+      FindUniqueRows(Span<const Span<const uint32_t>>(&segment, 1), num_rows);
+  return py::make_tuple(ToArray<Tid>(unique.rows),
+                        ToArray<int64_t>(unique.splits),
+                        ToArray<int32_t>(unique.positions));
+}
+
+template <typename Tid>
+void DefineForIds(py::module_* m) {
+  // noconvert: ids of another dtype are refused, not narrowed.
+  m->def("assign_partition", &AssignPartitionPy<Tid>,
+         py::arg("ids").noconvert(), py::arg("offsets"), py::arg("placement"),
+         "(shards, local_rows) of the global rows `ids`.");
+  m->def("route_ids", &RouteIdsPy<Tid>, py::arg("ids").noconvert(),
+         py::arg("offsets"), py::arg("placement"), py::arg("unique") = false,
+         "(local_rows, splits, permutation, inverse): `ids` by shard.");
+  m->def("find_unique_rows", &FindUniqueRowsPy<Tid>, py::arg("ids").noconvert(),
+         py::arg("num_rows"),
+         "(rows, splits, positions): the distinct ids and where they stand.");
+}
+
+}  // namespace
+}  // namespace layoutmap
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "tf_layoutmap's core on numpy arrays.";
+  layoutmap::DefineForIds<int32_t>(&m);
+  layoutmap::DefineForIds<int64_t>(&m);
+  m.def(
+      "cpu_level",
+      [] { return layoutmap::CpuLevelName(layoutmap::CurrentCpuLevel()); },
+      "The instruction set in use: baseline, avx2 or avx512.");
+}
