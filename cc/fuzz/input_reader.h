@@ -1,0 +1,64 @@
+// Turns a fuzzer's bytes into numbers; zeros once they are used up.
+
+#ifndef TF_LAYOUTMAP_FUZZ_INPUT_READER_H_
+#define TF_LAYOUTMAP_FUZZ_INPUT_READER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+// Alive in every build, unlike assert: a fuzz target that checks nothing would
+// find crashes only.
+#define FUZZ_CHECK(condition)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                        \
+    }                                                                      \
+  } while (false)
+
+namespace layoutmap {
+
+class InputReader {
+ public:
+  InputReader(const uint8_t* data, size_t size) : data_(data), left_(size) {}
+
+  template <typename T>
+  T Take() {
+    T value{};
+    const size_t size = left_ < sizeof(T) ? left_ : sizeof(T);
+    if (size > 0) std::memcpy(&value, data_, size);
+    data_ += size;
+    left_ -= size;
+    return value;
+  }
+
+  // In [0, bound). One byte: bounds are small, so that inputs are mostly
+  // valid and get past the first check.
+  int64_t Below(int64_t bound) { return Take<uint8_t>() % bound; }
+
+  // Mostly a number in [0, bound), now and then any 64 bits.
+  int64_t MostlyBelow(int64_t bound) {
+    const uint8_t byte = Take<uint8_t>();
+    if (byte >= 250) return Take<int64_t>();
+    return bound > 0 ? byte % bound : byte;
+  }
+
+  template <typename T>
+  std::vector<T> MostlyBelow(int64_t size, int64_t bound) {
+    std::vector<T> values(size);
+    for (T& value : values) value = static_cast<T>(MostlyBelow(bound));
+    return values;
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t left_;
+};
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_FUZZ_INPUT_READER_H_
