@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "ShardedVariable": "tf_layoutmap.sharded:ShardedVariable",
     "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
+    "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
+    "serving_embedding_lookup":
+        "tf_layoutmap.embedding.serving:serving_embedding_lookup",
     "partitioners": "tf_layoutmap.partition.partitioners",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)

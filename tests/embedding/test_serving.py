@@ -51,6 +51,8 @@ def test_ids_of_a_dense_input_are_combined_along_the_last_dimension():
     assert lookup(tf.constant([[1], [2]])).numpy().tolist() == [[2, 3], [4, 5]]
     assert lookup(tf.constant([[1, 2], [0, 0]])).numpy().tolist() == [
         [6, 8], [0, 2]]
+    assert lookup(tf.zeros([2, 0], tf.int32)).numpy().tolist() == [
+        [0, 0], [0, 0]]
 
 
 def test_weights_that_sum_to_zero_give_zeros():

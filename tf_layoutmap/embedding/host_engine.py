@@ -65,7 +65,7 @@ class HostEngine:
                     one.max_sequence_length for one in spec.features])
 
     def enqueue(
-        self, replica: Any, training: Any,
+        self, replica: int, training: Any,
         features: Sequence[ragged_ids.FeatureIds],
     ):
         """Hands the ids of one step over; `features` in the spec's order."""
@@ -81,20 +81,21 @@ class HostEngine:
                     [tf.cast(one.num_samples, tf.int64) for one in features]),
                 weights=[one.weights for one in features])
 
-    def dequeue(self, replica: Any) -> list[tf.Tensor]:
+    def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         with tf.device(self._handle.device):
             return _ops.dequeue_step(
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
                 shards=_handles(self._shards),
+                num_features=len(self._spec.features),
                 dims=[self._spec.table_of(one).dim
                       for one in self._spec.features],
                 max_sequence_lengths=[one.max_sequence_length
                                       for one in self._spec.features])
 
     def apply(
-        self, replica: Any, gradients: Sequence[tf.Tensor],
+        self, replica: int, gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
     ):
         """Applies the gradients of the step dequeued last.
@@ -125,7 +126,7 @@ class HostEngine:
         return {
             "pending": found.pending.numpy().tolist(),
             "awaiting": found.awaiting.numpy().tolist(),
-            "num_steps": int(found.num_steps),
+            "num_updates": int(found.num_updates),
             "poisoned": found.poisoned.numpy().decode(),
         }
 

@@ -100,12 +100,6 @@ def _read_dense(feature, value, weight) -> FeatureIds:
             f"Dense input {feature.name!r} must be of shape [num_samples] or "
             "[num_samples, ids per sample]. Received: shape "
             f"{value.shape}.")
-    if value.shape.rank == 2 and value.shape[1] == 0:
-        # The engine derives the ids per sample from the two sizes, and
-        # cannot tell no samples from no ids.
-        raise ValueError(
-            f"Dense input {feature.name!r} must have at least one id per "
-            f"sample. Received: shape {value.shape}.")
     return FeatureIds(
         ids=tf.reshape(value, [-1]), splits=tf.zeros([0], tf.int64),
         num_samples=_dimension(value, 0), weights=_no_weights())

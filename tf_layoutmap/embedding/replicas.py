@@ -23,7 +23,7 @@ class Replicas:
         _check_supported(self._strategy, self._is_default)
         self.num_replicas = self._strategy.num_replicas_in_sync
 
-    def current(self) -> Any | None:
+    def current(self) -> int | None:
         """Returns the calling replica; None outside `strategy.run`.
 
         Raises:
@@ -33,7 +33,8 @@ class Replicas:
         if context is None:
             return None
         if context.strategy is self._strategy:
-            return 0 if self._is_default else context.replica_id_in_sync_group
+            # A constant tensor while a function is traced.
+            return int(tf.get_static_value(context.replica_id_in_sync_group))
         if context.num_replicas_in_sync > 1:
             raise RuntimeError(
                 "TPUEmbedding must be used in replicas of the strategy it was "
@@ -42,7 +43,7 @@ class Replicas:
                 f"{type(context.strategy).__name__}.")
         return None
 
-    def require_current(self, method: str) -> Any:
+    def require_current(self, method: str) -> int:
         """Returns the calling replica, 0 when there is only one.
 
         Raises:

@@ -14,6 +14,8 @@ import tensorflow as tf
 from tf_layoutmap.embedding import config, ragged_ids, structure
 
 
+# AutoGraph would rewrite all of this file and what it calls, at each trace.
+@tf.autograph.experimental.do_not_convert
 def serving_embedding_lookup(
     inputs: Any, weights: Any | None, tables: Mapping[Any, Any],
     feature_config: Any,

@@ -17,7 +17,7 @@ class StepShapes:
         # One per feature, once `declare` said so; None in it: any size.
         self._num_samples: list[int | None] | None = None
         # Per replica: the graph of its last dequeue, and samples by feature.
-        self._dequeued: dict[Any, tuple[Any, list[Any]]] = {}
+        self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
 
     def declare(self, num_samples: list[int | None]):
         """Holds every later step to these sizes.
@@ -65,13 +65,13 @@ class StepShapes:
         return tf.TensorShape([self._declared(index), *positions,
                                self._spec.table_of(feature).dim])
 
-    def note_dequeued(self, replica: Any, activations: list[tf.Tensor]):
+    def note_dequeued(self, replica: int, activations: list[tf.Tensor]):
         """Remembers the sizes of the step that a replica has dequeued."""
         self._dequeued[replica] = (_graph(), [
             one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
             for one in activations])
 
-    def dequeued_shape(self, replica: Any, index: int) -> list[Any]:
+    def dequeued_shape(self, replica: int, index: int) -> list[Any]:
         """Returns the activations' shape, of sizes and scalar tensors.
 
         Raises:

@@ -20,6 +20,10 @@ from tf_layoutmap.embedding import (
 )
 
 
+# AutoGraph would rewrite all of this file and what it calls, at each trace.
+_as_written = tf.autograph.experimental.do_not_convert
+
+
 @dataclasses.dataclass
 class _State:
     """What an embedding knows and a checkpoint must not."""
@@ -106,6 +110,7 @@ class TPUEmbedding(tf.Module):
             feature_config, spec, table_configs, partitioner,
             replicas.Replicas(), step_shapes.StepShapes(spec))
 
+    @_as_written
     def build(self, per_replica_input_shapes: Any = None,
               per_replica_batch_size: int | None = None):
         """Creates the variables and the engine, once.
@@ -141,6 +146,7 @@ class TPUEmbedding(tf.Module):
                 state.spec, self._variables,
                 num_replicas=state.replicas.num_replicas)
 
+    @_as_written
     def enqueue(
         self, features: Any, weights: Any = None, training: Any = True,
         name: str | None = None, device: str | None = None,
@@ -195,6 +201,7 @@ class TPUEmbedding(tf.Module):
         for replica, inputs in steps:
             state.engine.enqueue(replica, training, inputs)
 
+    @_as_written
     def dequeue(self, name: str | None = None) -> Any:
         """Returns the activations of the oldest step enqueued.
 
@@ -222,6 +229,7 @@ class TPUEmbedding(tf.Module):
         state.shapes.note_dequeued(replica, activations)
         return tf.nest.pack_sequence_as(state.feature_config, activations)
 
+    @_as_written
     def apply_gradients(self, gradients: Any, name: str | None = None):
         """Updates the tables with the gradients of the step dequeued last.
 
@@ -283,6 +291,7 @@ class TPUEmbedding(tf.Module):
                       if name != tables.PARAMETERS}
                 for one, spec in self._tables()}
 
+    @_as_written
     def __call__(self, features: Any, weights: Any = None) -> Any:
         """Looks up outside of any step, by stock ops; see
         `serving_embedding_lookup`."""
@@ -290,6 +299,7 @@ class TPUEmbedding(tf.Module):
             features, weights, self.embedding_tables,
             self._state.feature_config)
 
+    @_as_written
     def reset(self):
         """Forgets every step in flight, as after an interrupted one."""
         self._check_built("reset")
@@ -300,8 +310,8 @@ class TPUEmbedding(tf.Module):
 
         Returns:
           `pending`: steps that wait for a dequeue, by replica; `awaiting`:
-          whether a dequeued one waits for gradients, by replica; `num_steps`:
-          updates applied; `poisoned`: why a reset is needed, or empty.
+          whether a dequeued one waits for gradients, by replica; `num_updates`:
+          steps applied; `poisoned`: why a reset is needed, or empty.
         """
         self._check_built("stats")
         return self._state.engine.describe()
