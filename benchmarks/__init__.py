@@ -1,0 +1,1 @@
+"""Measurements, never tests: `make bench`, or `python -m benchmarks --help`."""

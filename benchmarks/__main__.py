@@ -1,0 +1,43 @@
+"""Runs benchmarks and prints each figure beside its roof and its peers."""
+
+import json
+import pathlib
+import platform
+
+import rich.console
+import tensorflow as tf
+from absl import app, flags
+
+import tf_layoutmap as tlm
+from benchmarks import embedding_step, workloads
+
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 15, "How often each contestant is timed.", lower_bound=1)
+_JSON = flags.DEFINE_string(
+    "json", None, "A file that gets the medians, in milliseconds.")
+
+_BENCHMARKS = {"embedding_step": embedding_step.report}
+
+
+def main(argv: list[str]) -> None:
+    names = argv[1:] or list(_BENCHMARKS)
+    unknown = [name for name in names if name not in _BENCHMARKS]
+    if unknown:
+        raise app.UsageError(
+            f"Benchmarks are {sorted(_BENCHMARKS)}. Received: {unknown}.")
+    console = rich.console.Console()
+    console.print(
+        f"tf_layoutmap {tlm.__version__}, TensorFlow {tf.__version__}, "
+        f"{platform.machine()}; medians of {_ROUNDS.value} interleaved rounds")
+    medians = {}
+    for name in names:
+        for distribution in workloads.DISTRIBUTIONS:
+            table, medians[f"{name}/{distribution}"] = _BENCHMARKS[name](
+                distribution, _ROUNDS.value)
+            console.print(table)
+    if _JSON.value:
+        pathlib.Path(_JSON.value).write_text(json.dumps(medians, indent=2))
+
+
+if __name__ == "__main__":
+    app.run(main)

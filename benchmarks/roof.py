@@ -1,0 +1,30 @@
+"""The machine's roof: plain C++ loops over random rows (`cc/benchmarks`)."""
+
+import importlib.util
+import os
+import pathlib
+import sysconfig
+import types
+
+_BUILT = pathlib.Path(__file__).parent.parent / "bazel-bin/cc/benchmarks"
+
+
+def load() -> types.ModuleType:
+    """The module `_roof`; `make bench` builds it.
+
+    Raises:
+      ImportError: If it is not built.
+    """
+    path = _BUILT / f"_roof{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not path.exists():
+        raise ImportError(
+            f"{path} is missing. Build it: bazel build //cc/benchmarks:roof")
+    spec = importlib.util.spec_from_file_location("_roof", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def num_threads() -> int:
+    """As many as TensorFlow's intra-op pool has by default."""
+    return len(os.sched_getaffinity(0))
