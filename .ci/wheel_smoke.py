@@ -1,0 +1,71 @@
+"""Proves that an installed wheel works; run it outside the checkout.
+
+Short on purpose: the tests have shown that the code is right. This shows that
+the wheel holds all of it, and that its libraries load on this machine.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tf_layoutmap import _ops
+
+
+def check_installed() -> None:
+    package = pathlib.Path(tlm.__file__).parent
+    assert package.parent.name == "site-packages", package
+    strays = {"tests", "examples", "benchmarks", "cc"}
+    top_level = {path.name for path in package.parent.iterdir()}
+    assert not strays & top_level, strays & top_level
+
+
+def check_one_op() -> None:
+    ids = np.array([7, 0, 4, 0, 9])
+    offsets = np.array([0, 4, 7, 10])
+    shards, local_rows = _ops.assign_partition(
+        ids=ids, offsets=offsets, placement="div")
+    expected = np.searchsorted(offsets, ids, side="right") - 1
+    np.testing.assert_array_equal(shards, expected)
+    np.testing.assert_array_equal(local_rows, ids - offsets[expected])
+
+
+def check_sharded_variable() -> None:
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    table = tlm.ShardedVariable(
+        [tf.Variable(rows[:3]), tf.Variable(rows[3:])])
+    ids = np.array([4, 0, 4])
+    np.testing.assert_array_equal(
+        tf.nn.embedding_lookup(table, ids), rows[ids])
+
+
+def check_embedding_step() -> None:
+    tpu = tf.tpu.experimental.embedding
+    words = tpu.TableConfig(
+        vocabulary_size=4, dim=2, initializer=tf.ones, combiner="sum",
+        name="words")
+    embedding = tlm.TPUEmbedding(
+        {"title": tpu.FeatureConfig(words)}, tpu.SGD(learning_rate=0.5))
+    embedding.enqueue({"title": tf.ragged.constant([[0, 2], [2]])})
+    np.testing.assert_array_equal(
+        embedding.dequeue()["title"], [[2, 2], [1, 1]])
+    embedding.apply_gradients({"title": tf.ones([2, 2])})
+    # Row 2 stood twice, so both of its gradients count.
+    np.testing.assert_array_equal(
+        embedding.embedding_tables[words],
+        [[0.5, 0.5], [1, 1], [0, 0], [1, 1]])
+
+
+def main() -> None:
+    check_installed()
+    check_one_op()
+    check_sharded_variable()
+    check_embedding_step()
+    print(f"The wheel of tf_layoutmap {tlm.__version__} works: TensorFlow "
+          f"{tf.__version__}, Python {sys.version.split()[0]}.")
+
+
+if __name__ == "__main__":
+    main()
