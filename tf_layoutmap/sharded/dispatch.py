@@ -44,11 +44,11 @@ def _gather(params, indices, validate_indices=None, axis=None, batch_dims=0,
 def _embedding_lookup(params, ids, max_norm=None, name=None):
     table = _one_table(params)
     with tf.name_scope(name or "embedding_lookup"):
-        ids = _id_tensor(ids)
         if isinstance(ids, tf.RaggedTensor):
             return tf.ragged.map_flat_values(
                 lambda flat_ids: _embedding_lookup(table, flat_ids, max_norm),
                 ids)
+        ids = routing.id_tensor(ids)
         rows = routing.gather(table._shards(), ids)
         return _clip(rows, max_norm, ids.shape.rank)
 
@@ -106,12 +106,6 @@ def _one_table(params: Any) -> ShardedVariable:
             f"Received: {len(params)} tables "
             f"({[table.name for table in params]}).")
     return params[0]
-
-
-def _id_tensor(ids: Any) -> Any:
-    if isinstance(ids, tf.RaggedTensor):
-        return ids
-    return tf.convert_to_tensor(ids, dtype_hint=tf.int32)
 
 
 def _clip(rows: tf.Tensor, max_norm: Any, num_id_axes: int) -> tf.Tensor:

@@ -10,6 +10,7 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
+from tf_layoutmap import _ops, _tf_private
 from tf_layoutmap.partition import RowPartition
 
 ID_DTYPES = (tf.int32, tf.int64)
@@ -137,7 +138,7 @@ def check_ids(shards: Shards, ids: Any, lowest: int = 0) -> tf.Tensor:
       lowest: Smallest id allowed; a negative one counts from the end, which
         is left to the caller.
     """
-    ids = tf.convert_to_tensor(ids, dtype_hint=tf.int32)
+    ids = id_tensor(ids)
     if ids.dtype not in ID_DTYPES:
         raise TypeError(
             "Argument `ids` must be int32 or int64. Received: dtype "
@@ -152,6 +153,14 @@ def check_ids(shards: Shards, ids: Any, lowest: int = 0) -> tf.Tensor:
     return _require(
         ids, inside, f"Id {{}} is outside table {shards.name!r} with "
         f"{num_rows} rows.", outsider)
+
+
+def id_tensor(ids: Any) -> tf.Tensor:
+    """Returns `ids` as a tensor of their own dtype; `[]` holds int32."""
+    tensor = tf.convert_to_tensor(ids)
+    if isinstance(ids, (list, tuple)) and 0 in tensor.shape.as_list():
+        return tf.cast(tensor, tf.int32)
+    return tensor
 
 
 def check_shape(shards: Shards, value: tf.Tensor, shape: tf.TensorShape,
@@ -180,7 +189,9 @@ def check_shape(shards: Shards, value: tf.Tensor, shape: tf.TensorShape,
         value, tf.reduce_all(tf.equal(tf.shape(value), run_time_shape)),
         f"{what} for table {shards.name!r} must have shape {shape}. "
         "Received: shape {}.", tf.shape(value))
-    return tf.ensure_shape(value, shape)
+    # Not tf.ensure_shape: its own check may run first, with fewer words.
+    value.set_shape(shape)
+    return value
 
 
 def _require(tensor: tf.Tensor, condition: tf.Tensor, sentence: str,
@@ -205,16 +216,40 @@ def _require(tensor: tf.Tensor, condition: tf.Tensor, sentence: str,
 
 
 def _route(shards: Shards, flat_ids: tf.Tensor) -> Route:
-    """Divides checked `[num_ids]` ids among the shards, keeping their order.
+    """Divides checked `[num_ids]` ids among the shards, keeping their order."""
+    if _takes_our_ops(shards):
+        return _route_by_op(shards.partition, flat_ids)
+    return _route_by_stock_ops(shards.partition, flat_ids)
 
-    Stock ops only: this is what XLA compiles, and the oracle of the op.
-    """
-    num_shards = len(shards.variables)
-    owners, local_rows = assign(shards.partition, flat_ids)
+
+def _takes_our_ops(shards: Shards) -> bool:
+    """Whether all shards are here, on a CPU, and XLA will not compile this."""
+    devices = {variable.device for variable in shards.variables}
+    if len(devices) > 1 or _tf_private.is_xla_graph(
+            tf.compat.v1.get_default_graph()):
+        return False
+    device = tf.DeviceSpec.from_string(devices.pop())
+    return (device.device_type in (None, "CPU")
+            and device.job in (None, "localhost"))
+
+
+def _route_by_op(partition: RowPartition, flat_ids: tf.Tensor) -> Route:
+    local_rows, splits, permutation, _ = _ops.route_ids(
+        ids=flat_ids, offsets=tf.constant(partition.offsets, tf.int64),
+        placement=partition.placement)
+    sizes = splits[1:] - splits[:-1]
+    return Route(tf.split(local_rows, sizes, num=partition.num_shards),
+                 tf.split(permutation, sizes, num=partition.num_shards))
+
+
+def _route_by_stock_ops(partition: RowPartition,
+                        flat_ids: tf.Tensor) -> Route:
+    """The same as `_route_by_op`: for XLA, other devices, and as oracle."""
+    owners, local_rows = assign(partition, flat_ids)
     positions = tf.range(tf.size(flat_ids))
     return Route(
-        tf.dynamic_partition(local_rows, owners, num_shards),
-        tf.dynamic_partition(positions, owners, num_shards))
+        tf.dynamic_partition(local_rows, owners, partition.num_shards),
+        tf.dynamic_partition(positions, owners, partition.num_shards))
 
 
 def assign(partition: RowPartition,

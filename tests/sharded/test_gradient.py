@@ -1,0 +1,108 @@
+"""A tape gives one gradient for the whole table."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.sharded.tables import make_table
+
+
+def both(function):
+    return pytest.mark.parametrize(
+        "run", [lambda f, *a: f(*a), lambda f, *a: tf.function(f)(*a)],
+        ids=["eager", "traced"])(function)
+
+
+def dense(gradient):
+    return tf.convert_to_tensor(gradient).numpy()
+
+
+@both
+@pytest.mark.parametrize("loss", [
+    lambda table: tf.gather(table, [7, 0, 7]) * [[1.], [2.], [3.]],
+    lambda table: tf.nn.embedding_lookup(table, [[9, 3]]) ** 2,
+    lambda table: table[2:9:3] * 2,
+    lambda table: table[::-1] * tf.range(10.)[:, None],
+    lambda table: table[4, 1],
+    lambda table: table * table,
+    lambda table: table[:4] + tf.gather(table, [9]),
+], ids=["gather", "lookup", "slice", "reverse", "item", "dense", "mixed"])
+def test_the_gradient_equals_that_of_one_variable(values, sizes, run, loss):
+    def gradient_of(table):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(loss(table))
+        return tape.gradient(total, table)
+
+    found = run(lambda: gradient_of(make_table_once()))
+    one = tf.Variable(values)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(loss(tf.convert_to_tensor(one)))
+    np.testing.assert_array_equal(dense(found),
+                                  dense(tape.gradient(total, one)))
+
+
+@pytest.fixture(autouse=True)
+def _one_table(values, sizes):
+    # Variables must not be made inside of a traced function.
+    global make_table_once
+    table = make_table(values, sizes)
+    make_table_once = lambda: table  # noqa: E731
+    yield
+
+
+@both
+def test_a_lookup_gives_indexed_slices_of_global_rows(values, sizes, run):
+    table = make_table(values, sizes)
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.gather(table, [9, 0]))
+        return tape.gradient(total, table)
+
+    found = run(gradient)
+    assert isinstance(found, tf.IndexedSlices)
+    assert sorted(found.indices.numpy()) == [0, 9]
+    assert found.dense_shape.numpy().tolist() == [10, 2]
+
+
+@both
+def test_shards_have_gradients_of_their_own(values, run):
+    table = make_table(values, [4, 3, 3])
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.gather(table, [9, 0]))
+        return tape.gradient(total, table.variables)
+
+    first, second, third = map(dense, run(gradients))
+    assert first[0, 0] == 1 and third[2, 0] == 1
+    assert first.sum() == third.sum() == 2 and second.sum() == 0
+
+
+def test_what_was_not_read_has_no_gradient(values, sizes):
+    table, other = make_table(values, sizes), tf.Variable(2.)
+    with tf.GradientTape() as tape:
+        total = other * 3
+    assert tape.gradient(total, [table, other])[0] is None
+
+
+def test_a_table_that_is_not_trainable_is_not_watched(values, sizes):
+    table = make_table(values, sizes, trainable=False)
+    with tf.GradientTape(persistent=True) as tape:
+        unwatched = tf.reduce_sum(tf.gather(table, [3]))
+        tape.watch(table)
+        watched = tf.reduce_sum(tf.gather(table, [3]))
+    assert tape.gradient(unwatched, table) is None
+    assert tape.gradient(watched, table).indices.numpy().tolist() == [3]
+
+
+def test_sgd_by_the_gradient_equals_sgd_on_one_variable(values, sizes):
+    table, one = make_table(values, sizes), tf.Variable(values)
+    for ids in ([1, 1, 9], [0], [4, 3]):
+        for target in (table, one):
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(tf.gather(target, ids) ** 2)
+            gradient = tape.gradient(total, target)
+            target.scatter_sub(tf.IndexedSlices(
+                gradient.values * 0.5, gradient.indices))
+    np.testing.assert_array_equal(table.numpy(), one.numpy())

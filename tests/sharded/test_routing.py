@@ -1,0 +1,155 @@
+"""Rows come back in the order of the ids, and bad ids write nothing."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sharded.tables import make_table
+from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded import ShardedVariable, routing
+
+outside = pytest.mark.parametrize("bad_id", [-1, 10, -(2**31), 2**31 - 1])
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
+       st.sampled_from([np.int32, np.int64]), st.data())
+def test_our_op_routes_like_the_stock_ops(sizes, dtype, data):
+    partition = RowPartition.from_sizes(sizes)
+    ids = np.array(data.draw(st.lists(
+        st.integers(0, partition.num_rows - 1), max_size=30)), dtype)
+    ours = routing._route_by_op(partition, tf.constant(ids))
+    stock = routing._route_by_stock_ops(partition, tf.constant(ids))
+    owners, local_rows = partition.locate(ids)
+    for shard in range(partition.num_shards):
+        for route in (ours, stock):
+            np.testing.assert_array_equal(
+                route.local_rows[shard], local_rows[owners == shard])
+            np.testing.assert_array_equal(
+                route.positions[shard], np.flatnonzero(owners == shard))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any))
+def test_tensors_are_assigned_like_arrays(sizes):
+    partition = RowPartition.from_sizes(sizes)
+    rows = np.arange(partition.num_rows)
+    for found, wanted in zip(routing.assign(partition, tf.constant(rows)),
+                             partition.locate(rows)):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_our_op_serves_shards_on_this_cpu(values):
+    shards = make_table(values, [4, 6])._shards()
+    assert routing._takes_our_ops(shards)
+    assert tf.function(lambda: routing._takes_our_ops(shards))
+    seen = []
+    tf.function(lambda: seen.append(routing._takes_our_ops(shards)),
+                jit_compile=True)()
+    assert seen == [False]
+
+
+def test_shards_on_several_devices_give_the_same_rows(values):
+    devices = [f"CPU:{i % len(tf.config.list_logical_devices('CPU'))}"
+               for i in range(2)]
+    variables = []
+    for part, device in zip((values[:4], values[4:]), devices):
+        with tf.device(device):
+            variables.append(tf.Variable(part))
+    table = ShardedVariable(variables)
+    assert routing._takes_our_ops(table._shards()) == (
+        devices[0] == devices[1])
+    np.testing.assert_array_equal(table.sparse_read([9, 0, 4]),
+                                  values[[9, 0, 4]])
+
+
+def test_xla_compiles_lookups_and_scatters(values, sizes):
+    table = make_table(values, sizes)
+
+    @tf.function(jit_compile=True)
+    def step(ids):
+        table.scatter_add(tf.IndexedSlices(tf.ones([3, 2]), ids))
+        return table.sparse_read(ids)
+
+    np.testing.assert_array_equal(
+        step(tf.constant([9, 0, 4])), values[[9, 0, 4]] + 1)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3), (1, 1, 2)])
+def test_ids_have_any_shape(values, sizes, shape):
+    table = make_table(values, sizes)
+    ids = np.random.default_rng(1).integers(0, 10, shape)
+    unknown = tf.function(
+        lambda ids: table.sparse_read(ids, name="read"),
+        input_signature=[tf.TensorSpec(None, tf.int64)])
+    for rows in (table.sparse_read(ids), unknown(ids)):
+        np.testing.assert_array_equal(rows, values[ids])
+    table.scatter_add(tf.IndexedSlices(np.ones((*shape, 2)), ids))
+    twin = values.copy()
+    np.add.at(twin, ids, 1)
+    np.testing.assert_array_equal(table.numpy(), twin)
+
+
+@outside
+def test_reading_a_row_outside_is_refused_by_name(values, sizes, bad_id):
+    table = make_table(values, sizes)
+    with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match=f"Id {bad_id} is outside table 'emb' with 10 rows"):
+        table.sparse_read([0, bad_id, 3])
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match=rf"\[{bad_id}\] \[ is outside table .* 10 rows"):
+        tf.function(table.sparse_read)(tf.constant([0, bad_id, 3]))
+
+
+@outside
+@pytest.mark.parametrize("verb", routing.SCATTER_VERBS)
+def test_writing_a_row_outside_writes_nothing(values, sizes, verb, bad_id):
+    table = make_table(values, sizes)
+
+    def write(ids):
+        getattr(table, verb)(tf.IndexedSlices(np.full([3, 2], 7.), ids))
+
+    for call in (write, tf.function(write)):
+        with pytest.raises(tf.errors.InvalidArgumentError,
+                           match="outside table"):
+            call(tf.constant([0, bad_id, 3]))
+        np.testing.assert_array_equal(table.numpy(), values)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 2), (3,), (3, 3), (3, 1)])
+def test_writing_other_shapes_writes_nothing(values, sizes, shape):
+    table = make_table(values, sizes)
+    with pytest.raises(ValueError, match="table 'emb' must have shape"):
+        table.scatter_add(tf.IndexedSlices(np.ones(shape), [0, 5, 9]))
+    unknown = tf.function(
+        lambda delta: table.scatter_add(
+            tf.IndexedSlices(delta, [0, 5, 9])) is None,
+        input_signature=[tf.TensorSpec(None, tf.float32)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have"):
+        unknown(np.ones(shape, np.float32))
+    np.testing.assert_array_equal(table.numpy(), values)
+
+
+@pytest.mark.parametrize("ids", [[0.5], np.array([1], np.int16), [True]])
+def test_ids_of_another_dtype_are_refused(values, ids):
+    with pytest.raises(TypeError, match="int32 or int64.*table 'emb'"):
+        make_table(values, [4, 6]).sparse_read(ids)
+
+
+def test_large_int64_ids_are_not_cut_to_int32(values):
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match=f"Id {2**32 + 1} is outside"):
+        make_table(values, [4, 6]).sparse_read(np.array([2**32 + 1]))
+
+
+def test_a_scatter_takes_indexed_slices_only(values):
+    with pytest.raises(TypeError, match="tf.IndexedSlices.*table 'emb'"):
+        make_table(values, [4, 6]).scatter_add(7.)
+
+
+def test_repeated_ids_all_count(values, sizes):
+    table = make_table(values, sizes)
+    table.scatter_add(tf.IndexedSlices(tf.ones([5, 2]), [9, 9, 0, 9, 0]))
+    np.testing.assert_array_equal(
+        (table.numpy() - values)[:, 0], [2, *[0] * 8, 3])

@@ -1,0 +1,244 @@
+"""One table in many shards is used like one tf.Variable."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.sharded.tables import make_table
+from tf_layoutmap.sharded import ShardedVariable
+
+
+def test_it_describes_the_whole_table(values):
+    table = make_table(values, [4, 6], trainable=False)
+    assert table.shape == (10, 2) and table.dtype == tf.float32
+    assert table.name == "emb" and not table.trainable
+    assert table.partition.offsets == (0, 4, 10)
+    assert table.device == table.variables[0].device
+    assert len(table.devices) == 2
+    assert [shard.shape[0] for shard in table] == [4, 6]
+    assert "'emb' shape=(10, 2) dtype=float32 sizes=(4, 6)" in repr(table)
+
+
+@pytest.mark.parametrize("options, sizes", [
+    ({}, [10]), ({"num_shards": 4}, [3, 3, 2, 2]),
+    ({"num_shards": 99}, [1] * 10),
+    ({"partitioner": tlm.partitioners.MaxSizePartitioner(40)}, [5, 5])])
+def test_create_cuts_an_array(values, options, sizes):
+    table = ShardedVariable.create(values, name="ads", **options)
+    assert [shard.shape[0] for shard in table] == sizes
+    assert [shard.name for shard in table] == [
+        f"ads/part_{i}:0" for i in range(len(sizes))]
+    np.testing.assert_array_equal(table.numpy(), values)
+
+
+@pytest.mark.parametrize("dtype", [
+    tf.float16, tf.bfloat16, tf.float64, tf.int8, tf.int64, tf.bool,
+    tf.complex64])
+def test_any_dtype_of_a_variable_is_read_back(dtype):
+    whole = tf.cast(tf.reshape(tf.range(12), [6, 2]) % 5, dtype)
+    table = ShardedVariable.create(whole, num_shards=4)
+    assert table.dtype == dtype
+    for found, wanted in [(table.sparse_read([5, 0]), [5, 0]),
+                          (table[::-2], slice(None, None, -2))]:
+        np.testing.assert_array_equal(found, whole.numpy()[wanted])
+    np.testing.assert_array_equal(table.numpy(), whole)
+
+
+def test_strings_are_looked_up_and_updated():
+    table = ShardedVariable.create(
+        np.array(["a", "b", "c", "d", "e"]), num_shards=2)
+    table.scatter_update(tf.IndexedSlices(["x", "y"], [4, 0]))
+    assert table.sparse_read([4, 3, 0]).numpy().tolist() == [b"x", b"d", b"y"]
+    assert table.numpy().tolist() == [b"y", b"b", b"c", b"d", b"x"]
+
+
+def test_a_callable_makes_one_shard_at_a_time():
+    asked = []
+
+    def initializer(shape, dtype):
+        asked.append(tuple(shape))
+        return tf.fill(shape, tf.cast(len(asked), dtype))
+
+    table = ShardedVariable.create(
+        initializer, [5, 2], tf.float64, num_shards=2)
+    assert asked == [(3, 2), (2, 2)]
+    assert table.numpy()[:, 0].tolist() == [1, 1, 1, 2, 2]
+
+
+def test_a_callable_is_told_its_part_when_it_asks():
+    def by_info(shard_info):
+        return tf.fill(shard_info.shape, float(shard_info.offset[0]))
+
+    def by_partition(shape, dtype, partition_shape, partition_offset):
+        assert tuple(shape) == (5, 2)
+        return tf.fill(partition_shape, tf.cast(partition_offset[0], dtype))
+
+    for initializer in (by_info, by_partition):
+        table = ShardedVariable.create(initializer, [5, 2], num_shards=2)
+        assert table.numpy()[:, 0].tolist() == [0, 0, 0, 3, 3]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: tf.keras.initializers.RandomUniform(seed=7),
+    lambda: tf.keras.initializers.RandomNormal(),
+    lambda: tf.random_normal_initializer(seed=7),
+    lambda: tf.random_uniform_initializer()],
+    ids=["keras-seeded", "keras", "tf-seeded", "tf"])
+def test_shards_never_repeat_random_rows(make):
+    rows = ShardedVariable.create(make(), [64, 3], num_shards=4).numpy()
+    assert len(np.unique(rows[:, 0])) == 64
+
+
+def test_a_seeded_initializer_makes_the_same_table_again():
+    def make():
+        return ShardedVariable.create(
+            tf.keras.initializers.RandomNormal(seed=5), [9, 2],
+            num_shards=3).numpy()
+
+    np.testing.assert_array_equal(make(), make())
+
+
+def test_one_shard_is_initialized_like_one_variable():
+    table = ShardedVariable.create(
+        tf.keras.initializers.GlorotUniform(seed=5), [9, 2])
+    np.testing.assert_array_equal(
+        table.numpy(), tf.keras.initializers.GlorotUniform(seed=5)((9, 2)))
+
+
+def test_operators_and_conversion_see_the_whole_table(
+        values, sizes):
+    table = make_table(values, sizes)
+    np.testing.assert_array_equal(table * 2 - 1, values * 2 - 1)
+    np.testing.assert_array_equal(1 - table, 1 - values)
+    np.testing.assert_array_equal(values + table, values + values)
+    np.testing.assert_array_equal(table == values, np.ones((10, 2), bool))
+    np.testing.assert_array_equal(tf.matmul(table, [[1.], [2.]]),
+                                  values @ [[1], [2]])
+    np.testing.assert_array_equal(np.asarray(table), values)
+    assert np.asarray(table, np.float64).dtype == np.float64
+    with tf.name_scope("my_embedding_lookup"):
+        np.testing.assert_array_equal(
+            tf.function(lambda: tf.convert_to_tensor(table))(), values)
+
+
+def test_a_module_finds_the_shards(values):
+    module = tf.Module()
+    module.table = make_table(values, [4, 6])
+    assert [v.ref() for v in module.trainable_variables] == [
+        v.ref() for v in module.table.variables]
+
+
+def test_a_function_takes_tables_as_arguments(values):
+    traces = []
+
+    @tf.function
+    def step(table, ids):
+        traces.append(table.name)
+        table.scatter_add(tf.IndexedSlices(tf.ones([2, 2]), ids))
+        return tf.nn.embedding_lookup(table, ids)
+
+    for sizes, num_traces in [([4, 6], 1), ([4, 6], 1), ([3, 3, 4], 2)]:
+        table = make_table(values, sizes)
+        np.testing.assert_array_equal(
+            step(table, tf.constant([9, 0])), values[[9, 0]] + 1)
+        np.testing.assert_array_equal(
+            table.numpy() - values,
+            np.isin(np.arange(10), [0, 9])[:, None] * np.ones([1, 2]))
+        assert len(traces) == num_traces
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table \\'emb"):
+        step(table, tf.constant([9, 10]))
+
+
+def test_a_function_returns_a_table_as_its_value(values):
+    table = make_table(values, [4, 6])
+    step = tf.function(lambda: table.scatter_add(
+        tf.IndexedSlices(tf.ones([1, 2]), [9])))
+    found = step()
+    assert isinstance(found, tf.Tensor)
+    np.testing.assert_array_equal(found[9], values[9] + 1)
+
+
+def test_a_deep_copy_is_another_table(values):
+    import copy
+    table = make_table(values, [4, 6])
+    twin = copy.deepcopy(table)
+    twin.assign_add(np.ones((10, 2)))
+    np.testing.assert_array_equal(table.numpy(), values)
+    np.testing.assert_array_equal(twin.numpy(), values + 1)
+
+
+@pytest.mark.parametrize("variables, error, words", [
+    ([], TypeError, "non-empty list of"),
+    (lambda: tf.Variable([1.]), TypeError, "non-empty list of"),
+    (lambda: [tf.constant([1.])], TypeError, "non-empty list of"),
+    (lambda: [tf.Variable([1.]), tf.Variable([1])], ValueError, "same dtype"),
+    (lambda: [tf.Variable([[1.]]), tf.Variable([[1., 2.]])], ValueError,
+     "same shapes except for the first"),
+    (lambda: [tf.Variable(1.)], ValueError, "at least one axis"),
+    (lambda: [tf.Variable([1.]), tf.Variable([1.], trainable=False)],
+     ValueError, "trainable, or none"),
+    (lambda: [tf.Variable([1.])] * 2, ValueError, "twice"),
+])
+def test_variables_that_are_no_table_are_refused(variables, error, words):
+    with pytest.raises(error, match=words):
+        ShardedVariable(variables() if callable(variables) else variables)
+
+
+@pytest.mark.parametrize("options, error, words", [
+    (dict(initial_value=tf.zeros), ValueError, "`shape` must be given"),
+    (dict(initial_value=tf.zeros, shape=[]), ValueError, "at least one axis"),
+    (dict(initial_value=tf.zeros, shape=[None, 2]), ValueError, "fully"),
+    (dict(initial_value=np.zeros((4, 2)), shape=[5, 2]), ValueError,
+     "that of `initial_value`"),
+    (dict(initial_value=lambda: 0, shape=[4]), TypeError, "take a shape"),
+    (dict(initial_value=lambda shape: tf.zeros([1]), shape=[4]), ValueError,
+     r"the shape it is asked for, \(2,\).*\(1,\).*shard 0"),
+    (dict(initial_value=tf.keras.initializers.GlorotUniform(), shape=[4, 2]),
+     ValueError, "shape of the whole table.*GlorotUniform"),
+    (dict(initial_value=np.zeros(4),
+          partitioner=tlm.partitioners.FixedShardsPartitioner(2)),
+     ValueError, "not both"),
+    (dict(initial_value=np.zeros(4), num_shards=0), ValueError, "positive"),
+    (dict(initial_value=np.zeros(4), name=3), TypeError, "`name`"),
+])
+def test_create_refuses_what_cannot_be_a_table(options, error, words):
+    with pytest.raises(error, match=words):
+        ShardedVariable.create(**{"num_shards": 2, **options})
+
+
+def test_create_refuses_to_cut_another_axis(values):
+    with pytest.raises(ValueError, match=r"axis 0 only.*\[1, 2\]"):
+        ShardedVariable.create(
+            values, partitioner=lambda shape, dtype: [1, 2])
+
+
+@pytest.mark.parametrize("verb", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize("shape", [(9, 2), (11, 2), (10,), (10, 3)])
+def test_assign_refuses_another_shape_and_writes_nothing(
+        values, verb, shape):
+    table = make_table(values, [4, 3, 3])
+    with pytest.raises(ValueError, match=re.escape(
+            f"table 'emb' must have shape (10, 2). Received: shape {shape}")):
+        getattr(table, verb)(np.ones(shape, np.float32))
+    unknown = tf.function(
+        lambda value: getattr(table, verb)(value) is None,
+        input_signature=[tf.TensorSpec(None, tf.float32)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table \\'emb"):
+        unknown(np.ones(shape, np.float32))
+    np.testing.assert_array_equal(table.numpy(), values)
+
+
+def test_numpy_is_for_eager_code(values):
+    table = make_table(values, [10])
+    with pytest.raises(NotImplementedError, match="outside of tf.function"):
+        tf.function(table.numpy)()
+    with pytest.raises(ValueError, match="copy=False"):
+        table.__array__(copy=False)
+
+
+def test_another_dtype_is_refused_in_conversion(values):
+    with pytest.raises(ValueError, match="must be float32.*float64"):
+        tf.convert_to_tensor(make_table(values, [10]), tf.float64)
