@@ -7,18 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding import (
     config,
     gradient_checks,
     host_engine,
     ragged_ids,
     replicas,
+    restore_check,
     serving,
     step_shapes,
     structure,
     tables,
 )
-
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert
@@ -178,6 +179,7 @@ class TPUEmbedding(tf.Module):
           tf.errors.FailedPreconditionError: If too many steps are pending.
         """
         del name
+        _check_not_exported("enqueue")
         state = self._state
         replica = state.replicas.current()
         if device is not None:
@@ -314,6 +316,8 @@ class TPUEmbedding(tf.Module):
           steps applied; `poisoned`: why a reset is needed, or empty.
         """
         self._check_built("stats")
+        if not tf.executing_eagerly():
+            raise RuntimeError("`stats` must be called outside tf.function.")
         return self._state.engine.describe()
 
     def _tables(self):
@@ -332,6 +336,7 @@ class TPUEmbedding(tf.Module):
                 state.spec.features, tf.nest.flatten(features), flat_weights))]
 
     def _check_built(self, method: str):
+        _check_not_exported(method)
         if self._state.engine is None:
             raise RuntimeError(
                 f"`{method}` needs a built TPUEmbedding; call `enqueue` or "
@@ -359,16 +364,28 @@ class TPUEmbedding(tf.Module):
         if training:
             self._check_optimizers("enqueue(training=True)")
 
-    def _lookup_dependency(self, name, *args, **kwargs):
-        # A restore asks each object for its children by name before it
-        # writes anything: the one moment to refuse to change rows under a
-        # step whose gradients belong to the old ones.
-        if name == "_variables" and self._state.engine is not None:
-            found = self._state.engine.describe()
-            if any(found["pending"]) or any(found["awaiting"]):
-                raise RuntimeError(
-                    "A checkpoint cannot be restored while steps are in "
-                    "flight; finish them, or call `reset` to forget them. "
-                    f"Pending by replica: {found['pending']}, awaiting "
-                    f"gradients: {found['awaiting']}.")
-        return super()._lookup_dependency(name, *args, **kwargs)
+    def _checkpoint_adapter(self, path):
+        # A restore asks this before it writes anything: the one moment to
+        # refuse to change rows under a step whose gradients belong to the
+        # old ones.
+        if self._state.engine is None:
+            return None
+        found = self._state.engine.describe()
+        if any(found["pending"]) or any(found["awaiting"]):
+            raise RuntimeError(
+                "A checkpoint cannot be restored while steps are in flight; "
+                "finish them, or call `reset` to forget them. Pending by "
+                f"replica: {found['pending']}, awaiting gradients: "
+                f"{found['awaiting']}.")
+        if path is not None:
+            restore_check.check_shapes(path, "_variables", self._variables)
+        return None
+
+
+def _check_not_exported(method: str):
+    """Refuses a step in a graph that would need this package to be loaded."""
+    if _tf_private.in_save_context():
+        raise RuntimeError(
+            f"`{method}` cannot be exported: a SavedModel must load without "
+            "tf_layoutmap. Serve by `serving_embedding_lookup`, and keep "
+            "functions that train out of the attributes of what is saved.")

@@ -1,0 +1,199 @@
+"""TPUEmbedding under the strategies of tf.distribute."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests import strategies
+
+tpu = tf.tpu.experimental.embedding
+Refused = tf.errors.FailedPreconditionError
+
+
+def embedding_under(strategy):
+    with strategy.scope():
+        return tlm.TPUEmbedding(tpu.FeatureConfig(tpu.TableConfig(
+            10, 2, tf.ones, combiner="sum", name="words")), tpu.SGD(0.5))
+
+
+def rows_of(embedding):
+    [table] = embedding.embedding_tables.values()
+    return table.numpy()[:, 0].tolist()
+
+
+def per_replica(strategy, values):
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(
+            values[context.replica_id_in_sync_group]))
+
+
+def apply_ones(embedding):
+    embedding.apply_gradients(tf.ones_like(embedding.dequeue()))
+
+
+@pytest.fixture
+def two():
+    return strategies.mirrored(2)
+
+
+def test_gradients_of_all_replicas_go_into_one_update(two):
+    embedding = embedding_under(two)
+    embedding.enqueue(per_replica(two, [[1, 2], [2, 3]]))
+    two.run(apply_ones, args=(embedding,))
+    # Not divided by the number of replicas.
+    assert rows_of(embedding)[:5] == [1, 0.5, 0, 0.5, 1]
+    assert embedding.stats()["num_updates"] == 1
+
+
+def test_a_distributed_dataset_is_trained_on(two):
+    embedding = embedding_under(two)
+    dataset = tf.data.Dataset.from_tensor_slices(
+        tf.ragged.constant([[1], [2, 2], [3], []], dtype=tf.int64)).batch(4)
+
+    @tf.function
+    def epoch(batches):
+        for batch in batches:
+            embedding.enqueue(batch)
+            two.run(apply_ones, args=(embedding,))
+
+    epoch(two.experimental_distribute_dataset(dataset.repeat(2)))
+    assert rows_of(embedding)[:5] == [1, 0, -1, 0, 1]
+
+
+def test_a_step_may_be_enqueued_device_by_device(two):
+    embedding = embedding_under(two)
+    for replica in (1, 0):
+        embedding.enqueue(tf.constant([1 + replica]),
+                          device=f"/device:CPU:{replica}")
+    two.run(apply_ones, args=(embedding,))
+    assert rows_of(embedding)[:4] == [1, 0.5, 0.5, 1]
+
+
+def test_another_device_is_refused(two):
+    embedding = embedding_under(two)
+    with pytest.raises(ValueError, match="`device` must name one device"):
+        embedding.enqueue(tf.constant([1]), device="/device:CPU:3")
+    with pytest.raises(ValueError, match=r"inside `strategy.run`"):
+        two.run(lambda: embedding.enqueue(
+            tf.constant([1]), device="/device:CPU:0"))
+
+
+def test_values_of_one_replica_are_refused_outside_of_run(two):
+    with pytest.raises(ValueError, match="each of the 2 replicas"):
+        embedding_under(two).enqueue(tf.constant([1]))
+
+
+def test_dequeue_and_apply_outside_of_run_are_refused(two):
+    embedding = embedding_under(two)
+    embedding.build()
+    with pytest.raises(RuntimeError, match="`dequeue` must be called inside"):
+        embedding.dequeue()
+    with pytest.raises(RuntimeError, match="`apply_gradients` must be called"):
+        embedding.apply_gradients(tf.ones([1, 2]))
+
+
+def test_an_embedding_of_another_scope_is_refused_in_run(two):
+    embedding = embedding_under(tf.distribute.get_strategy())
+    with pytest.raises(RuntimeError, match=r"create it in `strategy.scope"):
+        two.run(lambda: embedding.enqueue(tf.constant([1])))
+
+
+def test_replicas_that_disagree_about_training_must_reset(two):
+    embedding = embedding_under(two)
+
+    def enqueue():
+        context = tf.distribute.get_replica_context()
+        embedding.enqueue(tf.constant([1]), training=tf.equal(
+            context.replica_id_in_sync_group, 0))
+
+    with pytest.raises(Refused, match="same `training`"):
+        two.run(enqueue)
+    with pytest.raises(Refused, match="Call `reset`"):
+        two.run(embedding.dequeue)
+    assert "replica 1" in embedding.stats()["poisoned"]
+    embedding.reset()
+    embedding.enqueue(per_replica(two, [[1], [1]]))
+    two.run(apply_ones, args=(embedding,))
+    assert rows_of(embedding)[:2] == [1, 0]
+
+
+def test_a_replica_cannot_run_ahead_of_the_update(two):
+    embedding = embedding_under(two)
+
+    def two_steps():
+        for _ in range(2):
+            embedding.enqueue(tf.constant([1]))
+            apply_ones(embedding)
+
+    with pytest.raises(Refused, match=r"still waits for .* another replica"):
+        two.run(two_steps)
+    embedding.reset()
+    assert set(rows_of(embedding)) == {1}
+
+
+def test_bad_ids_of_one_replica_poison_the_step(two):
+    embedding = embedding_under(two)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 99"):
+        embedding.enqueue(per_replica(two, [[1], [99]]))
+    with pytest.raises(Refused, match="replica 1 failed to enqueue step 0"):
+        embedding.enqueue(per_replica(two, [[1], [1]]))
+
+
+def test_forward_steps_of_replicas_are_independent(two):
+    embedding = embedding_under(two)
+    for ids in ([[1], [2, 2]], [[3, 3, 3], [4]]):
+        embedding.enqueue(per_replica(two, ids), training=False)
+    sizes = [[len(one) for one in two.experimental_local_results(
+        two.run(embedding.dequeue))] for _ in range(2)]
+    assert sizes == [[1, 2], [3, 1]]
+
+
+def test_four_replicas_train():
+    four = strategies.mirrored(4)
+    embedding = embedding_under(four)
+    embedding.enqueue(per_replica(four, [[1]] * 4))
+    tf.function(lambda: four.run(apply_ones, args=(embedding,)))()
+    assert rows_of(embedding)[:2] == [1, -1]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_one_device_strategy_trains(inside):
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:1")
+    embedding = embedding_under(strategy)
+
+    @tf.function
+    def step(ids):
+        if inside:
+            strategy.run(embedding.enqueue, args=(ids,))
+        else:
+            embedding.enqueue(ids)
+        strategy.run(apply_ones, args=(embedding,))
+
+    step(tf.constant([1]))
+    assert rows_of(embedding)[:2] == [1, 0.5]
+
+
+@pytest.mark.parametrize("make", [
+    tf.distribute.MultiWorkerMirroredStrategy,
+    lambda: tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])])
+def test_other_strategies_are_refused_by_name(make):
+    with pytest.raises(NotImplementedError, match=r"Received: .*Strategy"):
+        embedding_under(make())
+
+
+def test_tpu_strategy_is_refused_for_now(monkeypatch):
+    # Without a TPU there is no way to make a real one.
+    class FakeTPUStrategy(tf.distribute.OneDeviceStrategy):
+        pass
+
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", FakeTPUStrategy)
+    with pytest.raises(NotImplementedError, match="TPU path"):
+        embedding_under(FakeTPUStrategy("/cpu:0"))
+
+
+def test_losing_the_last_handle_frees_the_engine():
+    for _ in range(3):
+        embedding = embedding_under(tf.distribute.get_strategy())
+        embedding.enqueue(np.array([1]))
+        del embedding

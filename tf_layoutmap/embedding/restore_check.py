@@ -1,0 +1,56 @@
+"""Refuses a checkpoint before any of its values is written.
+
+TensorFlow assigns the variables of a checkpoint one after the other, so a
+shape that does not fit would be found with half of the tables overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+
+
+def check_shapes(path: str, attribute: str,
+                 variables: Mapping[str, Mapping[str, Any]]):
+    """Raises if the checkpoint holds these tables in other shapes only.
+
+    Args:
+      path: The checkpoint's prefix.
+      attribute: The name of the attribute that holds `variables`.
+      variables: `{table name: {variable name: variable}}`.
+
+    Raises:
+      ValueError: If a variable of a table has another shape there.
+    """
+    found = dict(tf.train.list_variables(path))
+    own = {_key(attribute, table, name): (table, list(variable.shape))
+           for table, by_name in variables.items()
+           for name, variable in by_name.items()}
+    # Which object of the checkpoint is ours is not known here, so any whose
+    # shapes fit will do: two embeddings may have tables of equal names.
+    mismatches: dict[str, str | None] = {}
+    for key, shape in found.items():
+        suffix = key[key.find(f"{attribute}/"):]
+        if suffix not in own:
+            continue
+        prefix = key.removesuffix(suffix)
+        mismatches.setdefault(prefix, None)
+        table, expected = own[suffix]
+        if shape != expected:
+            mismatches[prefix] = (
+                f"Table {table!r} must be restored from a tensor of shape "
+                f"{expected}. Received: shape {shape} ({key!r} in checkpoint "
+                f"{path!r}).")
+    if mismatches and all(mismatches.values()):
+        raise ValueError(next(iter(mismatches.values())))
+
+
+def _key(*path: str) -> str:
+    """The checkpoint's name of what is reached by these attributes."""
+    escaped = [step.replace(".", "..").replace("/", ".S") for step in path]
+    return "/".join(
+        [*escaped, ".ATTRIBUTES", _tf_private.VARIABLE_VALUE_KEY])
