@@ -215,7 +215,7 @@ class DequeueStepOp : public OpKernel {
     for (size_t t = 0; t < tables.size(); ++t) {
       const TableSpec& table = config.tables[t];
       TF_RETURN_IF_ERROR(shards.View(first, table.name, table.partition,
-                                     table.dim, &tables[t]));
+                                     {table.dim}, &tables[t]));
       first += table.partition.num_shards();
     }
     OpOutputList activations;
@@ -296,7 +296,7 @@ class ApplyStepOp : public OpKernel {
     int first = 0;
     for (size_t t = 0; t < specs.size(); ++t) {
       TF_RETURN_IF_ERROR(shards.MutableView(ctx, first, specs[t].name,
-                                            specs[t].partition, specs[t].dim,
+                                            specs[t].partition, {specs[t].dim},
                                             &tables[t].table));
       first += specs[t].partition.num_shards();
       tables[t].hyperparameters =
@@ -307,7 +307,7 @@ class ApplyStepOp : public OpKernel {
       for (ShardedView<float>& slot : tables[t].slots) {
         TF_RETURN_IF_ERROR(
             shards.MutableView(ctx, first, specs[t].name + " (slot variable)",
-                               specs[t].partition, specs[t].dim, &slot));
+                               specs[t].partition, {specs[t].dim}, &slot));
         first += specs[t].partition.num_shards();
       }
     }

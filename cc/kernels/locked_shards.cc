@@ -54,7 +54,8 @@ absl::Status LockedShards::Lock(tensorflow::OpKernelContext* ctx,
 
 absl::Status LockedShards::CheckShards(int first, const std::string& table,
                                        const RowPartition& partition,
-                                       int64_t dim) const {
+                                       tensorflow::DataType dtype,
+                                       const TensorShape& row_shape) const {
   if (first + partition.num_shards() > size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("Table '", table, "' needs ", partition.num_shards(),
@@ -62,15 +63,16 @@ absl::Status LockedShards::CheckShards(int first, const std::string& table,
   }
   for (int s = 0; s < partition.num_shards(); ++s) {
     const Tensor& value = *variables_[first + s]->tensor();
-    const TensorShape expected({partition.shard_size(s), dim});
+    TensorShape expected({partition.shard_size(s)});
+    expected.AppendShape(row_shape);
     if (!value.IsInitialized() && expected.num_elements() > 0) {
       return absl::FailedPreconditionError(absl::StrCat(
           "Table '", table, "': shard ", s, " is not initialized"));
     }
-    if (value.dtype() != tensorflow::DT_FLOAT || value.shape() != expected) {
+    if (value.dtype() != dtype || value.shape() != expected) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "Table '", table, "': shard ", s, " must be float32 ",
-          expected.DebugString(),
+          "Table '", table, "': shard ", s, " must be ",
+          tensorflow::DataTypeString(dtype), " ", expected.DebugString(),
           ". Received: ", tensorflow::DataTypeString(value.dtype()), " ",
           value.shape().DebugString()));
     }
@@ -78,40 +80,45 @@ absl::Status LockedShards::CheckShards(int first, const std::string& table,
   return absl::OkStatus();
 }
 
-absl::Status LockedShards::View(int first, const std::string& table,
-                                const RowPartition& partition, int64_t dim,
-                                ShardedView<const float>* view) const {
-  TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dim));
+absl::Status LockedShards::FirstRowShape(const std::string& table,
+                                         TensorShape* row_shape) const {
+  if (variables_.empty() || variables_[0]->tensor()->dims() < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Table '", table, "': a shard must have rows"));
+  }
+  *row_shape = variables_[0]->tensor()->shape();
+  row_shape->RemoveDim(0);
+  return absl::OkStatus();
+}
+
+absl::Status LockedShards::ByteView(const std::string& table,
+                                    const RowPartition& partition,
+                                    tensorflow::DataType dtype,
+                                    const TensorShape& row_shape,
+                                    ShardedView<const char>* view) const {
+  TF_RETURN_IF_ERROR(CheckShards(0, table, partition, dtype, row_shape));
   view->partition = &partition;
-  view->dim = dim;
+  view->dim = row_shape.num_elements() * tensorflow::DataTypeSize(dtype);
   view->shards.clear();
   for (int s = 0; s < partition.num_shards(); ++s) {
-    view->shards.push_back(
-        variables_[first + s]->tensor()->flat<float>().data());
+    view->shards.push_back(variables_[s]->tensor()->tensor_data().data());
   }
   return absl::OkStatus();
 }
 
-absl::Status LockedShards::MutableView(tensorflow::OpKernelContext* ctx,
-                                       int first, const std::string& table,
-                                       const RowPartition& partition,
-                                       int64_t dim, ShardedView<float>* view) {
-  TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dim));
-  view->partition = &partition;
-  view->dim = dim;
-  view->shards.clear();
-  for (int s = 0; s < partition.num_shards(); ++s) {
-    Tensor* value = variables_[first + s]->tensor();
-    if (!value->RefCountIsOne() && value->NumElements() > 0) {
-      Tensor copy;
-      TF_RETURN_IF_ERROR(
-          ctx->allocate_temp(value->dtype(), value->shape(), &copy));
-      std::memcpy(copy.flat<float>().data(), value->flat<float>().data(),
-                  value->TotalBytes());
-      *value = copy;
-    }
-    view->shards.push_back(value->flat<float>().data());
+absl::Status LockedShards::OwnValue(tensorflow::OpKernelContext* ctx, int i) {
+  Tensor* value = variables_[i]->tensor();
+  if (value->RefCountIsOne() || value->NumElements() == 0) {
+    return absl::OkStatus();
   }
+  Tensor copy;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(value->dtype(), value->shape(), &copy));
+  if (value->dtype() == tensorflow::DT_STRING) {
+    copy.flat<tensorflow::tstring>() = value->flat<tensorflow::tstring>();
+  } else {
+    std::memcpy(copy.data(), value->data(), value->TotalBytes());
+  }
+  *value = copy;
   return absl::OkStatus();
 }
 

@@ -30,23 +30,40 @@ class LockedShards {
                     const std::vector<const char*>& inputs, Mode mode);
 
   // Variables [first, first + num_shards) as the rows of a table, refused
-  // unless they are initialised float32 [shard size, dim].
+  // unless they are initialised, of T's dtype and [shard size, *row_shape].
+  template <typename T>
   absl::Status View(int first, const std::string& table,
-                    const RowPartition& partition, int64_t dim,
-                    ShardedView<const float>* view) const;
+                    const RowPartition& partition,
+                    const tensorflow::TensorShape& row_shape,
+                    ShardedView<const T>* view) const;
 
   // The same for writing. A shard whose value somebody still holds gets a copy
   // of its own first: that reader's tensor must not change under it.
+  template <typename T>
   absl::Status MutableView(tensorflow::OpKernelContext* ctx, int first,
                            const std::string& table,
-                           const RowPartition& partition, int64_t dim,
-                           ShardedView<float>* view);
+                           const RowPartition& partition,
+                           const tensorflow::TensorShape& row_shape,
+                           ShardedView<T>* view);
+
+  // The same as bytes, for any dtype that can be copied as such.
+  absl::Status ByteView(const std::string& table, const RowPartition& partition,
+                        tensorflow::DataType dtype,
+                        const tensorflow::TensorShape& row_shape,
+                        ShardedView<const char>* view) const;
+
+  // Of the first variable, whatever it is.
+  absl::Status FirstRowShape(const std::string& table,
+                             tensorflow::TensorShape* row_shape) const;
 
   int size() const { return static_cast<int>(variables_.size()); }
 
  private:
   absl::Status CheckShards(int first, const std::string& table,
-                           const RowPartition& partition, int64_t dim) const;
+                           const RowPartition& partition,
+                           tensorflow::DataType dtype,
+                           const tensorflow::TensorShape& row_shape) const;
+  absl::Status OwnValue(tensorflow::OpKernelContext* ctx, int i);
 
   // TensorFlow has deprecated the name of this type, not what returns it.
   using Mutex = decltype(std::declval<tensorflow::Var>().mu());
@@ -55,6 +72,41 @@ class LockedShards {
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
   std::vector<Mutex> locked_;
 };
+
+template <typename T>
+absl::Status LockedShards::View(int first, const std::string& table,
+                                const RowPartition& partition,
+                                const tensorflow::TensorShape& row_shape,
+                                ShardedView<const T>* view) const {
+  TF_RETURN_IF_ERROR(CheckShards(first, table, partition,
+                                 tensorflow::DataTypeToEnum<T>::value,
+                                 row_shape));
+  view->partition = &partition;
+  view->dim = row_shape.num_elements();
+  view->shards.clear();
+  for (int s = 0; s < partition.num_shards(); ++s) {
+    view->shards.push_back(variables_[first + s]->tensor()->flat<T>().data());
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status LockedShards::MutableView(tensorflow::OpKernelContext* ctx,
+                                       int first, const std::string& table,
+                                       const RowPartition& partition,
+                                       const tensorflow::TensorShape& row_shape,
+                                       ShardedView<T>* view) {
+  ShardedView<const T> checked;
+  TF_RETURN_IF_ERROR(View<T>(first, table, partition, row_shape, &checked));
+  view->partition = &partition;
+  view->dim = checked.dim;
+  view->shards.clear();
+  for (int s = 0; s < partition.num_shards(); ++s) {
+    TF_RETURN_IF_ERROR(OwnValue(ctx, first + s));
+    view->shards.push_back(variables_[first + s]->tensor()->flat<T>().data());
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace layoutmap
 

@@ -71,7 +71,7 @@ class LookupRowsOp : public OpKernel {
     OP_REQUIRES_OK(ctx,
                    shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
     ShardedView<const float> table;
-    OP_REQUIRES_OK(ctx, shards.View(0, spec.table, partition, dim_, &table));
+    OP_REQUIRES_OK(ctx, shards.View(0, spec.table, partition, {dim_}, &table));
     Tensor* activations = nullptr;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({ids.num_outputs(), dim_}),
@@ -161,7 +161,7 @@ class ApplyRowGradientsOp : public OpKernel {
     for (size_t j = 0; j < views.size(); ++j) {
       OP_REQUIRES_OK(ctx,
                      shards.MutableView(ctx, j * partition.num_shards(), table_,
-                                        partition, dim, &views[j]));
+                                        partition, {dim}, &views[j]));
     }
 
     // The gradient row and the gain of each position, in the order summed.

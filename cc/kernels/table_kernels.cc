@@ -1,0 +1,212 @@
+// Gather and scatter over the shards of a table on one device, in one op.
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "cc/core/gather.h"
+#include "cc/core/scatter.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/register_types.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::tstring;
+
+// What both ops take: a partition and checked ids.
+class TableOp : public OpKernel {
+ public:
+  explicit TableOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
+  }
+
+ protected:
+  absl::Status ReadInputs(OpKernelContext* ctx, RowPartition* partition,
+                          const Tensor** ids) const {
+    const Tensor* offsets;
+    TF_RETURN_IF_ERROR(ctx->input("offsets", &offsets));
+    TF_RETURN_IF_ERROR(ctx->input("ids", ids));
+    TF_RETURN_IF_ERROR(ToTf(
+        RowPartition::Make(placement_, View<int64_t>(*offsets), partition)));
+    if ((*ids)->NumElements() > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("One call takes at most 2^31 - 1 ids. Received: ",
+                       (*ids)->NumElements()));
+    }
+    const int64_t num_rows = partition->num_rows();
+    return (*ids)->dtype() == tensorflow::DT_INT32
+               ? ToTf(CheckIds(View<int32_t>(**ids), num_rows, table_))
+               : ToTf(CheckIds(View<int64_t>(**ids), num_rows, table_));
+  }
+
+  Placement placement_;
+  std::string table_;
+};
+
+template <typename Tid>
+class GatherRowsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    RowPartition partition;
+    const Tensor* ids;
+    OP_REQUIRES_OK(ctx, ReadInputs(ctx, &partition, &ids));
+    LockedShards shards;
+    OP_REQUIRES_OK(ctx,
+                   shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
+    TensorShape row_shape;
+    OP_REQUIRES_OK(ctx, shards.FirstRowShape(table_, &row_shape));
+    TensorShape shape = ids->shape();
+    OP_REQUIRES_OK(ctx, shape.AppendShapeWithStatus(row_shape));
+
+    const tensorflow::DataType dtype = output_type(0);
+    if (dtype == tensorflow::DT_STRING) {
+      ShardedView<const tstring> table;
+      OP_REQUIRES_OK(ctx, shards.View(0, table_, partition, row_shape, &table));
+      Tensor* rows = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
+      GatherRows(table, View<Tid>(*ids), TfParallelFor(ctx),
+                 rows->flat<tstring>().data());
+      return;
+    }
+    ShardedView<const char> table;
+    OP_REQUIRES_OK(
+        ctx, shards.ByteView(table_, partition, dtype, row_shape, &table));
+    Tensor* rows = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
+    GatherRows(table, View<Tid>(*ids), TfParallelFor(ctx),
+               static_cast<char*>(rows->data()));
+  }
+};
+
+// The verbs. A quotient of integers is cut towards zero, and the one that does
+// not fit (the lowest number by -1) wraps around instead of ending the process.
+template <typename T>
+T Quotient(T a, T b) {
+  if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
+    if (b == T{-1}) {
+      return static_cast<T>(std::make_unsigned_t<T>{0} -
+                            static_cast<std::make_unsigned_t<T>>(a));
+    }
+  }
+  return a / b;
+}
+
+template <typename T>
+constexpr bool kIsOrdered = !std::is_same_v<T, tensorflow::complex64> &&
+                            !std::is_same_v<T, tensorflow::complex128>;
+
+template <typename T>
+class ScatterRowsOp : public TableOp {
+ public:
+  explicit ScatterRowsOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("verb", &verb_));
+    constexpr bool kIsNumber =
+        !std::is_same_v<T, tstring> && !std::is_same_v<T, bool>;
+    const bool needs_order = verb_ == "min" || verb_ == "max";
+    OP_REQUIRES(
+        ctx,
+        verb_ == "update" || (kIsNumber && (!needs_order || kIsOrdered<T>)),
+        absl::InvalidArgumentError(absl::StrCat(
+            "`scatter_", verb_, "` does not take dtype ",
+            tensorflow::DataTypeString(tensorflow::DataTypeToEnum<T>::value),
+            " (table '", table_, "')")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    RowPartition partition;
+    const Tensor* ids;
+    const Tensor* updates;
+    OP_REQUIRES_OK(ctx, ReadInputs(ctx, &partition, &ids));
+    OP_REQUIRES_OK(ctx, ctx->input("updates", &updates));
+    LockedShards shards;
+    OP_REQUIRES_OK(
+        ctx, shards.Lock(ctx, {"shards"}, LockedShards::Mode::kExclusive));
+    TensorShape row_shape;
+    OP_REQUIRES_OK(ctx, shards.FirstRowShape(table_, &row_shape));
+    TensorShape expected = ids->shape();
+    OP_REQUIRES_OK(ctx, expected.AppendShapeWithStatus(row_shape));
+    const bool broadcast = updates->dims() == 0;
+    OP_REQUIRES(ctx, broadcast || updates->shape() == expected,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`updates` for table '", table_, "' must be a scalar or ",
+                    expected.DebugString(), ". Received: shape ",
+                    updates->shape().DebugString())));
+    const Span<const T> values = View<T>(*updates);
+    if constexpr (std::is_integral_v<T>) {
+      OP_REQUIRES(
+          ctx,
+          verb_ != "div" ||
+              std::find(values.begin(), values.end(), T{0}) == values.end(),
+          absl::InvalidArgumentError(absl::StrCat(
+              "`scatter_div` of integers needs updates without 0 (table '",
+              table_, "')")));
+    }
+    ShardedView<T> table;
+    OP_REQUIRES_OK(
+        ctx, shards.MutableView(ctx, 0, table_, partition, row_shape, &table));
+    // One id dtype keeps the number of compiled loops in check.
+    std::vector<int64_t> widened;
+    Span<const int64_t> rows;
+    if (ids->dtype() == tensorflow::DT_INT32) {
+      const Span<const int32_t> narrow = View<int32_t>(*ids);
+      widened.assign(narrow.begin(), narrow.end());
+      rows = widened;
+    } else {
+      rows = View<int64_t>(*ids);
+    }
+    Run(table, rows, values.data(), broadcast, TfParallelFor(ctx));
+  }
+
+ private:
+  void Run(const ShardedView<T>& table, Span<const int64_t> ids,
+           const T* values, bool broadcast, const ParallelFor& threads) const {
+    auto scatter = [&](auto update) {
+      ScatterRows(table, ids, values, broadcast, update, threads);
+    };
+    if (verb_ == "update") return scatter([](T* a, const T& b) { *a = b; });
+    if constexpr (!std::is_same_v<T, tstring> && !std::is_same_v<T, bool>) {
+      if (verb_ == "add") scatter([](T* a, T b) { *a = *a + b; });
+      if (verb_ == "sub") scatter([](T* a, T b) { *a = *a - b; });
+      if (verb_ == "mul") scatter([](T* a, T b) { *a = *a * b; });
+      if (verb_ == "div") scatter([](T* a, T b) { *a = Quotient(*a, b); });
+      if constexpr (kIsOrdered<T>) {
+        if (verb_ == "min") scatter([](T* a, T b) { *a = b < *a ? b : *a; });
+        if (verb_ == "max") scatter([](T* a, T b) { *a = *a < b ? b : *a; });
+      }
+    }
+  }
+
+  std::string verb_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>GatherRows")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int32_t>("Tids"),
+                        GatherRowsOp<int32_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>GatherRows")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int64_t>("Tids"),
+                        GatherRowsOp<int64_t>);
+
+#define LM_REGISTER(T)                                     \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>ScatterRows")    \
+                              .Device(DEVICE_CPU)          \
+                              .TypeConstraint<T>("dtype"), \
+                          ScatterRowsOp<T>);
+TF_CALL_NUMBER_TYPES(LM_REGISTER)
+TF_CALL_bool(LM_REGISTER) TF_CALL_tstring(LM_REGISTER)
+#undef LM_REGISTER
+
+}  // namespace
+}  // namespace layoutmap

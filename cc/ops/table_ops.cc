@@ -1,0 +1,92 @@
+// Gather and scatter over shards. docs/ops.md has the contract in one table.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// The shape of a row, as far as the first shard's handle knows it.
+absl::Status RowShape(InferenceContext* c, ShapeHandle* row_shape) {
+  const auto* data = c->input_handle_shapes_and_types(0);
+  if (data == nullptr || data->empty() || !c->RankKnown((*data)[0].shape)) {
+    *row_shape = c->UnknownShape();
+    return absl::OkStatus();
+  }
+  return c->Subshape((*data)[0].shape, 1, row_shape);
+}
+
+REGISTER_OP("LayoutMap>GatherRows")
+    .Input("shards: num_shards * resource")
+    .Input("offsets: int64")
+    .Input("ids: Tids")
+    .Output("rows: dtype")
+    .Attr("num_shards: int >= 1")
+    .Attr("placement: {'div', 'mod', 'offsets'}")
+    .Attr("dtype: type")
+    .Attr("table: string = ''")
+    .Attr("Tids: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int num_shards;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+      ShapeHandle rows;
+      TF_RETURN_IF_ERROR(RowShape(c, &rows));
+      TF_RETURN_IF_ERROR(c->Concatenate(c->input(num_shards + 1), rows, &rows));
+      c->set_output(0, rows);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads one row per id, in the order of ids, straight from the shards.
+
+shards: Variables, shard `s` of shape [shard size, *row_shape].
+offsets: Cumulative shard sizes, [num_shards + 1].
+ids: Global rows, any shape.
+rows: [*ids.shape, *row_shape].
+placement: How rows are dealt out to the shards.
+table: For messages.
+)doc");
+
+REGISTER_OP("LayoutMap>ScatterRows")
+    .Input("shards: num_shards * resource")
+    .Input("offsets: int64")
+    .Input("ids: Tids")
+    .Input("updates: dtype")
+    .Attr("num_shards: int >= 1")
+    .Attr("placement: {'div', 'mod', 'offsets'}")
+    .Attr("verb: {'add', 'sub', 'mul', 'div', 'min', 'max', 'update'}")
+    .Attr("dtype: type")
+    .Attr("table: string = ''")
+    .Attr("Tids: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int num_shards;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+      const ShapeHandle updates = c->input(num_shards + 2);
+      if (!c->RankKnown(updates) || c->Rank(updates) == 0) {
+        return absl::OkStatus();
+      }
+      ShapeHandle expected;
+      TF_RETURN_IF_ERROR(RowShape(c, &expected));
+      TF_RETURN_IF_ERROR(
+          c->Concatenate(c->input(num_shards + 1), expected, &expected));
+      return c->Merge(updates, expected, &expected);
+    })
+    .Doc(R"doc(
+Writes one row per id, in place. Of equal ids, all apply, in the order of ids.
+
+shards: Variables, shard `s` of shape [shard size, *row_shape].
+offsets: Cumulative shard sizes, [num_shards + 1].
+ids: Global rows, any shape.
+updates: [*ids.shape, *row_shape], or one scalar for all.
+placement: How rows are dealt out to the shards.
+verb: What becomes of a row: row + update, and so on; update replaces it.
+table: For messages.
+)doc");
+
+}  // namespace
+}  // namespace layoutmap
