@@ -4,7 +4,8 @@ Every message reads: what is required, then what came, then where.
 """
 
 import numbers
-from typing import Any, Collection
+from collections.abc import Collection
+from typing import Any
 
 
 def message(argument: str, requirement: str, value: Any,

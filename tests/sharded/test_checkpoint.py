@@ -122,8 +122,8 @@ def test_a_truncated_checkpoint_is_refused(values, tmp_path):
     path = tf.train.Checkpoint(table=make_table(values, [4, 6])).write(
         str(tmp_path / "c"))
     data, = tmp_path.glob("c.data*")
-    data.write_bytes(data.read_bytes()[:40])
+    data.write_bytes(data.read_bytes()[:-20])
     table = make_table(np.zeros_like(values), [5, 5])
-    with pytest.raises(tf.errors.OpError):
+    with pytest.raises((tf.errors.OpError, IndexError), match="less bytes"):
         tf.train.Checkpoint(table=table).read(path)
     np.testing.assert_array_equal(table.numpy(), 0)

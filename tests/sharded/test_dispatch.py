@@ -13,8 +13,9 @@ WEIGHTS = tf.SparseTensor(IDS.indices, [1., 2., -1., 4., 0.5, 1.],
 HOLES = tf.SparseTensor(IDS.indices, [9, -1, 4, -3, 4, -2], IDS.dense_shape)
 
 
-def eager_and_traced(function, *args):
-    return function(*args), tf.function(function)(*args)
+def eager_and_traced(function, *args, **options):
+    return (function(*args, **options),
+            tf.function(lambda: function(*args, **options))())
 
 
 @pytest.mark.parametrize("ids", [
@@ -31,7 +32,7 @@ def eager_and_traced(function, *args):
 def test_lookups_equal_those_of_one_tensor(values, sizes, lookup, ids):
     table = make_table(values, sizes)
     wanted = lookup(tf.constant(values), ids)
-    for found in eager_and_traced(lambda: lookup(table, ids)):
+    for found in eager_and_traced(lookup, table, ids):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -55,9 +56,8 @@ def test_sparse_lookups_equal_those_of_one_tensor(
         ids = IDS if lookup is tf.nn.embedding_lookup_sparse else HOLES
         wanted = lookup(tf.constant(values), ids, weights, combiner=combiner,
                         **options, **extra)
-        for found in eager_and_traced(
-                lambda: lookup(table, ids, weights, combiner=combiner,
-                               **options, **extra)):
+        for found in eager_and_traced(lookup, table, ids, weights,
+                                      combiner=combiner, **options, **extra):
             np.testing.assert_array_equal(found, wanted)
 
 

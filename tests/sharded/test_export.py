@@ -41,7 +41,7 @@ WRITES = {
     **{verb: lambda table, ids, rows, verb=verb: getattr(table, verb)(
         tf.IndexedSlices(rows, ids)) for verb in routing.SCATTER_VERBS},
     **{verb: lambda table, ids, rows, verb=verb: getattr(table, verb)(
-        tf.tile(rows[:1], [10, 1]))
+        rows[0] * tf.range(10.)[:, None])
        for verb in ("assign", "assign_add", "assign_sub")},
 }
 
@@ -78,16 +78,24 @@ json.dump(answers, open(sys.argv[3], "w"))
 """
 
 
+def traced_read(table, read):
+    return tf.function(lambda ids: read(table, ids), input_signature=[IDS])
+
+
+def traced_write(table, write):
+    def step(ids, rows):
+        write(table, ids, rows)
+
+    return tf.function(step, input_signature=[IDS, ROWS])
+
+
 def make_model(table):
     model = tf.Module()
     model.table = table
     for name, read in READS.items():
-        setattr(model, name, tf.function(
-            lambda ids, read=read: read(table, ids), input_signature=[IDS]))
+        setattr(model, name, traced_read(table, read))
     for name, write in WRITES.items():
-        def step(ids, rows, write=write):
-            write(table, ids, rows)
-        setattr(model, name, tf.function(step, input_signature=[IDS, ROWS]))
+        setattr(model, name, traced_write(table, write))
     return model
 
 

@@ -1,11 +1,12 @@
 """Who owns a row: pure arithmetic, no TensorFlow."""
 
-from tf_layoutmap.partition.partitioners import FixedShardsPartitioner
-from tf_layoutmap.partition.partitioners import MaxSizePartitioner
-from tf_layoutmap.partition.partitioners import MinSizePartitioner
-from tf_layoutmap.partition.partitioners import Partitioner
-from tf_layoutmap.partition.row_partition import PLACEMENTS
-from tf_layoutmap.partition.row_partition import RowPartition
+from tf_layoutmap.partition.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    Partitioner,
+)
+from tf_layoutmap.partition.row_partition import PLACEMENTS, RowPartition
 
 __all__ = [
     "PLACEMENTS",

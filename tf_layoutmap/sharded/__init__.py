@@ -2,8 +2,10 @@
 
 from tf_layoutmap.sharded import dispatch as _dispatch
 from tf_layoutmap.sharded.initial_value import ShardInfo
-from tf_layoutmap.sharded.sharded_variable import ShardedVariable
-from tf_layoutmap.sharded.sharded_variable import ShardedVariableSpec
+from tf_layoutmap.sharded.sharded_variable import (
+    ShardedVariable,
+    ShardedVariableSpec,
+)
 
 _dispatch.register()
 

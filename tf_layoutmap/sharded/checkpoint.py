@@ -5,7 +5,7 @@ shards there were: it restores into any number of them, into one `tf.Variable`
 and into TensorFlow's own sharded variable, and from all of those.
 """
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 

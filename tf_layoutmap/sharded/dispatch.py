@@ -4,15 +4,16 @@ Registered through `tf.experimental.dispatch_for_api`, so they hold eagerly, in
 functions and under any name scope.
 """
 
-from typing import Any, List, Union
+from typing import Any, Union
 
 import tensorflow as tf
 
 from tf_layoutmap.sharded import routing
 from tf_layoutmap.sharded.sharded_variable import ShardedVariable
 
-# A list of one table is what code for partitioned variables passes.
-_Table = Union[ShardedVariable, List[ShardedVariable]]
+# A list of one table is what code for partitioned variables passes. The
+# dispatcher understands typing.Union, and not `|`.
+_Table = Union[ShardedVariable, list[ShardedVariable]]  # noqa: UP007
 
 _registered = False
 

@@ -1,6 +1,7 @@
 """`tape.gradient(y, sharded)`: one gradient in global rows."""
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 

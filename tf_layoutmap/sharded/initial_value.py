@@ -1,7 +1,8 @@
 """The first value of each shard, never that of the whole table at once."""
 
 import inspect
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 

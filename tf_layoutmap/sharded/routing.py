@@ -6,7 +6,8 @@ With one shard, and so in every exported graph, nothing is routed.
 """
 
 import dataclasses
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 

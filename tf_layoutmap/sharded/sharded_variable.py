@@ -1,16 +1,19 @@
 """`ShardedVariable`: one table in many shards, used like one `tf.Variable`."""
 
-from typing import Any, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
-from tf_layoutmap.partition import FixedShardsPartitioner, Partitioner
-from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import gradient, indexing
+from tf_layoutmap.partition import (
+    FixedShardsPartitioner,
+    Partitioner,
+    RowPartition,
+)
+from tf_layoutmap.sharded import gradient, indexing, routing, trackable
 from tf_layoutmap.sharded import initial_value as _initial_value
-from tf_layoutmap.sharded import routing, trackable
 
 
 class ShardedVariableSpec(tf.TypeSpec):

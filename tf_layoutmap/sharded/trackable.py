@@ -5,7 +5,6 @@ graph sees one variable of the full shape, which has no memory here: the
 exported graph's own copy is what the restored rows go into.
 """
 
-from typing import Any
 
 import tensorflow as tf
 
