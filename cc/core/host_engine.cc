@@ -8,13 +8,17 @@ namespace {
 
 using std::to_string;
 
+// Far above any machine, and what is kept per replica still fits in memory.
+constexpr int32_t kMaxNumReplicas = 1 << 16;
+
 Status CheckConfig(const EngineConfig& config) {
-  if (config.num_replicas < 1 || config.max_pending_steps < 1) {
-    return InvalidArgument(
-        "`num_replicas` and `max_pending_steps` must be at least 1. "
-        "Received: " +
-        to_string(config.num_replicas) + ", " +
-        to_string(config.max_pending_steps));
+  if (config.num_replicas < 1 || config.num_replicas > kMaxNumReplicas ||
+      config.max_pending_steps < 1) {
+    return InvalidArgument("`num_replicas` must be in [1, " +
+                           to_string(kMaxNumReplicas) +
+                           "] and `max_pending_steps` at least 1. Received: " +
+                           to_string(config.num_replicas) + ", " +
+                           to_string(config.max_pending_steps));
   }
   if (config.features.empty()) {
     return InvalidArgument("`feature_config` must hold at least one feature");
@@ -76,7 +80,9 @@ Status HostEngine::CheckCall(int32_t replica) const {
 
 std::shared_ptr<HostEngine::Step> HostEngine::StepAt(int64_t number) const {
   const int64_t i = number - first_number_;
-  return i < static_cast<int64_t>(steps_.size()) ? steps_[i] : nullptr;
+  // Below 0: the caller began before a reset that dropped its step.
+  const bool here = i >= 0 && i < static_cast<int64_t>(steps_.size());
+  return here ? steps_[i] : nullptr;
 }
 
 void HostEngine::DropFinishedSteps() {

@@ -9,8 +9,9 @@ namespace {
 
 using std::to_string;
 
-// Positions travel as 32 bits through the sort.
+// Positions travel as 32 bits through the sort, and so do rows.
 constexpr int64_t kMaxNumIds = INT32_MAX;
+constexpr int64_t kMaxNumRows = int64_t{1} << 32;
 
 Status CheckRowSplits(const FeatureSpec& spec, Span<const int64_t> splits,
                       int64_t num_samples, int64_t num_ids) {
@@ -80,6 +81,14 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                            "2^31 - 1 samples. Received: " +
                            to_string(num_ids) + " ids, " +
                            to_string(num_samples) + " samples");
+  }
+  const int64_t length = std::max<int64_t>(spec.max_sequence_length, 1);
+  if (num_samples > kMaxNumIds / length) {
+    return InvalidArgument(
+        "Feature '" + spec.feature +
+        "': a batch has at most 2^31 - 1 activation rows. Received: " +
+        to_string(num_samples) + " samples of max_sequence_length " +
+        to_string(length));
   }
   switch (input.form) {
     case Form::kRagged:
@@ -191,6 +200,11 @@ void SpreadSequences(int64_t length, std::vector<uint32_t>* rows,
 template <typename Tid>
 Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                        RaggedIds* ids) {
+  if (spec.num_rows < 0 || spec.num_rows > kMaxNumRows) {
+    return InvalidArgument(
+        "Feature '" + spec.feature + "': table '" + spec.table +
+        "' must have 0 to 2^32 rows. Received: " + to_string(spec.num_rows));
+  }
   RaggedIds made;
   made.num_samples_ = input.num_samples;
   LM_RETURN_IF_ERROR(MakeSplits(spec, input, &made.splits_));

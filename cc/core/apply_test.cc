@@ -1,0 +1,229 @@
+#include "cc/core/apply.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "cc/core/parallel_for_test.h"
+#include "cc/core/table_test.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+constexpr float kRate = 0.3f;
+
+// Unique rows with their positions, and gradients of `num_samples` samples.
+struct Step {
+  std::vector<uint32_t> rows;
+  std::vector<int64_t> splits{0};
+  std::vector<uint32_t> gradient_of;
+  std::vector<float> gains;
+  std::vector<float> values;
+  std::vector<const float*> gradient_rows;
+
+  RowGradients View(bool with_gains) const {
+    RowGradients view;
+    view.rows = rows;
+    view.splits = splits;
+    view.gradient_of = gradient_of;
+    if (with_gains) view.gains = gains;
+    view.gradient_rows = gradient_rows;
+    return view;
+  }
+};
+
+// Each row below `num_rows` with a chance of one in `sparsity`.
+Step RandomStep(int64_t num_rows, int sparsity, int64_t dim, uint32_t seed) {
+  constexpr int64_t kNumSamples = 9;
+  std::mt19937 random(seed);
+  Step step;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    if (random() % sparsity != 0) continue;
+    step.rows.push_back(row);
+    // Mostly few positions, sometimes very many.
+    const int64_t count = random() % 20 ? 1 + random() % 4 : 300;
+    for (int64_t i = 0; i < count; ++i) {
+      step.gradient_of.push_back(random() % kNumSamples);
+      step.gains.push_back(RandomFloat(&random));
+    }
+    step.splits.push_back(step.gradient_of.size());
+  }
+  step.values = RandomFloats(kNumSamples * dim, seed + 1);
+  for (int64_t s = 0; s < kNumSamples; ++s) {
+    step.gradient_rows.push_back(step.values.data() + s * dim);
+  }
+  return step;
+}
+
+// A table and its accumulators, which are positive.
+struct Trained {
+  TestTable table;
+  TestTable accumulators;
+
+  Trained(const RowPartition& partition, int64_t dim, uint32_t seed)
+      : table(partition, dim, seed), accumulators(partition, dim, seed + 1) {
+    for (std::vector<float>& shard : accumulators.shards()) {
+      for (float& value : shard) value = std::fabs(value) + 0.1f;
+    }
+  }
+};
+
+void ApplyByHand(Optimizer optimizer, const Step& step, bool with_gains,
+                 Trained* trained) {
+  for (size_t u = 0; u < step.rows.size(); ++u) {
+    float* row = trained->table.row(step.rows[u]);
+    float* accumulator = trained->accumulators.row(step.rows[u]);
+    for (int64_t c = 0; c < trained->table.dim(); ++c) {
+      float g = 0;
+      for (int64_t k = step.splits[u]; k < step.splits[u + 1]; ++k) {
+        const float value = step.gradient_rows[step.gradient_of[k]][c];
+        g += with_gains ? step.gains[k] * value : value;
+      }
+      if (optimizer == Optimizer::kSgd) {
+        row[c] -= kRate * g;
+      } else {
+        accumulator[c] += g * g;
+        row[c] -= kRate * g / std::sqrt(accumulator[c]);
+      }
+    }
+  }
+}
+
+void Apply(Optimizer optimizer, const Step& step, bool with_gains,
+           CpuLevel level, const ParallelFor& parallel_for, Trained* trained) {
+  const std::vector<float> hyperparameters = {kRate};
+  std::vector<ShardedView<float>> slots;
+  if (NumSlots(optimizer) == 1) {
+    slots.push_back(trained->accumulators.MutableView());
+  }
+  ApplyGradients(optimizer, hyperparameters, step.View(with_gains),
+                 trained->table.MutableView(), slots, RowKernelsFor(level),
+                 parallel_for);
+}
+
+void ExpectSameBits(const TestTable& actual, const TestTable& expected) {
+  ASSERT_EQ(actual.shards().size(), expected.shards().size());
+  for (size_t s = 0; s < actual.shards().size(); ++s) {
+    const std::vector<float>& a = actual.shards()[s];
+    const std::vector<float>& e = expected.shards()[s];
+    ASSERT_EQ(a.size(), e.size());
+    if (a.empty()) continue;
+    ASSERT_EQ(std::memcmp(a.data(), e.data(), a.size() * sizeof(float)), 0)
+        << "shard " << s;
+  }
+}
+
+// Both rules, with and without gains, every level, 1, 2 and 8 workers. Rows
+// that the step does not name stay as they are.
+void ExpectByHand(const RowPartition& partition, int64_t dim,
+                  const Step& step) {
+  for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
+    for (bool with_gains : {false, true}) {
+      Trained expected(partition, dim, dim);
+      ApplyByHand(optimizer, step, with_gains, &expected);
+      for (CpuLevel level : LevelsOfThisCpu()) {
+        for (int num_workers : {1, 2, 8}) {
+          SCOPED_TRACE(testing::Message()
+                       << "optimizer " << static_cast<int>(optimizer)
+                       << ", dim " << dim << ", " << CpuLevelName(level) << ", "
+                       << num_workers << " workers, gains " << with_gains);
+          Trained trained(partition, dim, dim);
+          Apply(optimizer, step, with_gains, level, UnevenFor(num_workers, dim),
+                &trained);
+          ExpectSameBits(trained.table, expected.table);
+          ExpectSameBits(trained.accumulators, expected.accumulators);
+        }
+      }
+    }
+  }
+}
+
+TEST(ApplyTest, SameBitsForEveryDimLevelAndNumberOfWorkers) {
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(29, 3));
+  for (int64_t dim = 1; dim <= 130; ++dim) {
+    ExpectByHand(partition, dim, RandomStep(29, 2, dim, dim));
+  }
+}
+
+TEST(ApplyTest, EveryPlacementFindsItsRows) {
+  for (int64_t num_shards : {1, 2, 5, 40}) {
+    for (Placement placement : {Placement::kDiv, Placement::kMod}) {
+      ExpectByHand(MakePartition(placement, EvenOffsets(31, num_shards)), 6,
+                   RandomStep(31, 2, 6, num_shards));
+    }
+  }
+  ExpectByHand(MakePartition(Placement::kOffsets, {0, 0, 4, 4, 16, 31, 31}), 6,
+               RandomStep(31, 2, 6, 9));
+}
+
+TEST(ApplyTest, MoreRowsThanATile) {
+  ExpectByHand(MakePartition(Placement::kMod, EvenOffsets(3000, 4)), 5,
+               RandomStep(3000, 1, 5, 3));
+}
+
+TEST(ApplyTest, OneRowAndNoRow) {
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(1, 1));
+  ExpectByHand(partition, 33, RandomStep(1, 1, 33, 1));
+  ExpectByHand(partition, 33, Step());
+}
+
+TEST(ApplyTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(3, 1));
+  Step step = RandomStep(3, 1, 21, 5);
+  for (size_t i = 0; i < step.values.size(); ++i) {
+    const float edges[] = {1e-41f, -1e-40f, 1e-22f, -0.0f, 1e30f};
+    step.values[i] = edges[i % 5];
+  }
+  ExpectByHand(partition, 21, step);
+}
+
+TEST(ApplyTest, OptimizersGoByTheirNames) {
+  Optimizer optimizer;
+  EXPECT_TRUE(ParseOptimizer("none", &optimizer).ok());
+  EXPECT_EQ(optimizer, Optimizer::kNone);
+  EXPECT_EQ(NumSlots(optimizer), 0);
+  EXPECT_TRUE(ParseOptimizer("sgd", &optimizer).ok());
+  EXPECT_EQ(optimizer, Optimizer::kSgd);
+  EXPECT_EQ(NumSlots(optimizer), 0);
+  EXPECT_TRUE(ParseOptimizer("adagrad", &optimizer).ok());
+  EXPECT_EQ(optimizer, Optimizer::kAdagrad);
+  EXPECT_EQ(NumSlots(optimizer), 1);
+  EXPECT_NE(ParseOptimizer("adam", &optimizer).message().find("adam"),
+            std::string::npos);
+}
+
+TEST(ApplyTest, RefusesHyperparametersThatMakeNoSense) {
+  const auto refusal = [](Optimizer optimizer,
+                          const std::vector<float>& values) {
+    const Status status = CheckHyperparameters(optimizer, "ads", values);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    return status.message();
+  };
+  for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
+    for (float bad : {-1.0f, std::numeric_limits<float>::quiet_NaN(),
+                      std::numeric_limits<float>::infinity()}) {
+      EXPECT_NE(refusal(optimizer, {bad})
+                    .find("Table 'ads': the learning rate must be finite"),
+                std::string::npos);
+    }
+    EXPECT_NE(refusal(optimizer, {}).find("takes 1 hyperparameters"),
+              std::string::npos);
+    EXPECT_NE(refusal(optimizer, {1, 2}).find("Received: 2"),
+              std::string::npos);
+    EXPECT_TRUE(
+        CheckHyperparameters(optimizer, "ads", std::vector<float>{0}).ok());
+  }
+  EXPECT_NE(refusal(Optimizer::kNone, {1}).find("takes 0 hyperparameters"),
+            std::string::npos);
+  EXPECT_TRUE(CheckHyperparameters(Optimizer::kNone, "ads", {}).ok());
+}
+
+}  // namespace
+}  // namespace layoutmap
