@@ -152,6 +152,11 @@ def test_build_happens_once_also_while_functions_are_traced():
     assert rows_of(embedding)[:3] == [1, 0, 1]
 
 
+def test_graphs_of_tensorflow_1_are_refused():
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="eager"):
+        embedding_of().build()
+
+
 # Tables.
 
 
@@ -500,6 +505,17 @@ def test_weights_that_are_not_finite_are_refused_by_name(bad):
     weights = ids.with_values(tf.constant([1.0, 1.0, bad]))
     with pytest.raises(Invalid, match="'ads/clicks', sample 1"):
         embedding_of().enqueue(clicks(ids), clicks(weights))
+
+
+def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
+    embedding = embedding_of()
+    embedding.build()
+    enqueue = tf.function(lambda ids, weights: embedding.enqueue(
+        clicks(ids), clicks(weights)))
+    ids = tf.ragged.constant([[1], [2, 3]])
+    with pytest.raises(Invalid, match="the row_splits of its ids"):
+        enqueue(ids, tf.ragged.constant([[1.0, 1.0], [1.0]]))
+    assert embedding.stats()["pending"] == [0]
 
 
 # Construction.

@@ -88,7 +88,8 @@ def test_features_may_have_batches_of_their_own_size():
     trainer.check_equal(Plan(tables, features, [[step]]))
 
 
-@settings(max_examples=12)
+# A training run each, so fewer than of what costs nothing.
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     seed=st.integers(0, 2**32 - 1),
     combiner=st.sampled_from(["sum", "mean", "sqrtn"]),

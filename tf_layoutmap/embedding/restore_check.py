@@ -34,7 +34,7 @@ def check_shapes(path: str, attribute: str,
     # shapes fit will do: two embeddings may have tables of equal names.
     mismatches: dict[str, str | None] = {}
     for key, shape in found.items():
-        suffix = key[key.find(f"{attribute}/"):]
+        suffix = key[key.rfind(f"{attribute}/"):]
         if suffix not in own:
             continue
         prefix = key.removesuffix(suffix)

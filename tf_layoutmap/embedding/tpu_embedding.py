@@ -128,6 +128,7 @@ class TPUEmbedding(tf.Module):
         Raises:
           ValueError: If a shape is of another rank, or sizes differ from
             those of an earlier `build`.
+          RuntimeError: In a graph of TensorFlow 1.
         """
         state = self._state
         num_samples = step_shapes.read_num_samples(
@@ -139,6 +140,10 @@ class TPUEmbedding(tf.Module):
             return
         # Eagerly, even while a function is traced: variables outlive it.
         with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise RuntimeError(
+                    "TPUEmbedding needs eager execution to create its "
+                    "tables; do not use it in a tf.compat.v1 graph.")
             # String keys, so that the dicts can be saved. The names are those
             # of TensorFlow's class, whose checkpoints have this structure.
             self._variables = tables.create_tables(
