@@ -8,11 +8,16 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import (
-    FixedShardsPartitioner,
     Partitioner,
     RowPartition,
 )
-from tf_layoutmap.sharded import gradient, indexing, routing, trackable
+from tf_layoutmap.sharded import (
+    arguments,
+    gradient,
+    indexing,
+    routing,
+    trackable,
+)
 from tf_layoutmap.sharded import initial_value as _initial_value
 
 
@@ -116,7 +121,7 @@ class ShardedVariable(trackable.LogicalVariable,
           ValueError: They differ, or one stands there twice.
         """
         self._name = _checks.check_type("name", name, str, "a string")
-        self._variables = _check_variables(variables, name)
+        self._variables = arguments.check_variables(variables, name)
         self._partition = RowPartition.from_sizes(
             [int(variable.shape[0]) for variable in variables])
         self._is_component = False
@@ -155,7 +160,7 @@ class ShardedVariable(trackable.LogicalVariable,
         """
         _checks.check_type("name", name, str, "a string")
         if not callable(initial_value):
-            initial_value, shape, dtype = _check_whole_value(
+            initial_value, shape, dtype = arguments.check_whole_value(
                 initial_value, shape, dtype, name)
         elif shape is None:
             raise ValueError(_checks.message(
@@ -168,7 +173,7 @@ class ShardedVariable(trackable.LogicalVariable,
                 f"table {name!r}"))
         shape = tuple(shape.as_list())
         dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
-        partition = RowPartition.div(shape[0], _number_of_shards(
+        partition = RowPartition.div(shape[0], arguments.number_of_shards(
             partitioner, num_shards, shape, dtype, name))
         variables = []
         for shard in range(partition.num_shards):
@@ -428,74 +433,3 @@ def _to_tensor(table: ShardedVariable, dtype: tf.DType | None = None,
 
 
 tf.register_tensor_conversion_function(ShardedVariable, _to_tensor)
-
-
-def _check_variables(variables: Any, name: str) -> list[tf.Variable]:
-    where = f" (table {name!r})."
-    if (not isinstance(variables, Sequence) or not variables
-            or not all(isinstance(v, tf.Variable) for v in variables)):
-        raise TypeError(
-            "Argument `variables` should be a non-empty list of "
-            f"`tf.Variable`s. Received: {variables!r}{where}")
-    if len({id(variable) for variable in variables}) < len(variables):
-        raise ValueError(
-            "Argument `variables` must not hold a variable twice. Received: "
-            f"{[v.name for v in variables]}{where}")
-    if any(not v.shape.rank or not v.shape.is_fully_defined()
-           for v in variables):
-        raise ValueError(
-            "All `variables` must have fully defined shapes with at least "
-            f"one axis. Received: {[v.shape for v in variables]}{where}")
-    if len({variable.dtype for variable in variables}) > 1:
-        raise ValueError(
-            "All `variables` must have the same dtype. Received: "
-            f"{[v.dtype.name for v in variables]}{where}")
-    if len({tuple(variable.shape[1:]) for variable in variables}) > 1:
-        raise ValueError(
-            "All `variables` must have the same shapes except for the first "
-            f"axis. Received: {[v.shape for v in variables]}{where}")
-    if len({variable.trainable for variable in variables}) > 1:
-        raise ValueError(
-            "All `variables` must be trainable, or none. Received: "
-            f"{[v.trainable for v in variables]}{where}")
-    if any(variable._get_save_slice_info() for variable in variables):
-        raise ValueError(
-            "`SaveSliceInfo` should not be set for `variables`: the table "
-            f"gives each its slice. Received: {[v.name for v in variables]}"
-            f"{where}")
-    return list(variables)
-
-
-def _check_whole_value(value: Any, shape: Any, dtype: Any,
-                       name: str) -> tuple[Any, tf.TensorShape, tf.DType]:
-    """Returns the value as array or tensor, its shape and dtype."""
-    if not isinstance(value, np.ndarray) or dtype is not None:
-        value = tf.convert_to_tensor(value, dtype=dtype)
-    found = tf.TensorShape(value.shape)
-    if shape is not None and not found.is_compatible_with(shape):
-        raise ValueError(
-            f"Argument `shape` must be that of `initial_value`, {found}. "
-            f"Received: {shape} (table {name!r}).")
-    return value, found, tf.as_dtype(value.dtype)
-
-
-def _number_of_shards(partitioner: Any, num_shards: Any, shape: tuple,
-                      dtype: tf.DType, name: str) -> int:
-    if partitioner is not None and num_shards is not None:
-        raise ValueError(
-            "Arguments `partitioner` and `num_shards` must not both be "
-            f"given. Received: {partitioner!r} and {num_shards!r} (table "
-            f"{name!r}).")
-    if partitioner is None:
-        partitioner = FixedShardsPartitioner(
-            1 if num_shards is None else num_shards)
-    if not callable(partitioner):
-        raise TypeError(_checks.message(
-            "partitioner", "callable", partitioner, f"table {name!r}"))
-    counts = list(partitioner(tf.TensorShape(shape), dtype))
-    if (len(counts) != len(shape) or counts[0] < 1
-            or any(count != 1 for count in counts[1:])):
-        raise ValueError(
-            "Argument `partitioner` must cut axis 0 only. Received: counts "
-            f"{counts} for shape {shape} (table {name!r}).")
-    return int(counts[0])
