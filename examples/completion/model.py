@@ -1,0 +1,150 @@
+"""The model: tables, tower, and the step that trains both."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from completion.features import ECHOES, RECENT
+from completion.plan import TOWER_FEATURES, Plan
+from completion.ragged import Ragged
+from completion.scoring import (
+    build_tower,
+    dense_ids,
+    sampled_loss,
+    score_all,
+)
+from completion.vocabulary import UNKNOWN
+
+_RAGGED = tf.RaggedTensorSpec([None, None], tf.int32, 1, tf.int64)
+_IDS = tf.TensorSpec([None], tf.int32)
+FEATURE_SPECS = dict.fromkeys((*TOWER_FEATURES, "recent"), _RAGGED)
+
+
+class Completer:
+    """Offers the next item; learns from what followed.
+
+    Attributes:
+      step: int64 variable, steps trained.
+      embedding: The tables, a `tlm.TPUEmbedding`.
+      tower: The Keras model on top of them.
+      optimizer: The tower's.
+    """
+
+    def __init__(self, plan: Plan, log_shares: np.ndarray):
+        """Creates variables.
+
+        Args:
+          plan: Tables and features.
+          log_shares: `[num_rows]` log of each row's share of training.
+        """
+        settings = plan.settings
+        self._candidates = plan.tables["candidates"]
+        self._log_shares = tf.constant(log_shares)
+        self.step = tf.Variable(0, dtype=tf.int64, name="step")
+        self.embedding = plan.trained_embedding(self.step)
+        self.embedding.build()
+        self.tower = tower_of(plan)
+        self.optimizer = tf.keras.optimizers.Adam(
+            tf.keras.optimizers.schedules.CosineDecay(
+                settings.tower_rate, settings.num_steps, alpha=0.05))
+        # Before anything is traced or restored: its variables exist.
+        self.optimizer.build(self.tower.trainable_variables)
+
+    @tf.function(input_signature=[
+        FEATURE_SPECS, _IDS, _IDS, tf.TensorSpec([None], tf.float32)])
+    def train_step(self, features, target, negatives, log_expected):
+        """Trains tables and tower on one batch; returns its loss.
+
+        Args:
+          features: Ragged rows of each of `FEATURE_SPECS`.
+          target: `[num_samples]` row that followed.
+          negatives: `[num_negatives]` distinct rows.
+          log_expected: `[num_negatives]` log of the chance of each.
+        """
+        self.embedding.enqueue(
+            {**features, "target": target, "negatives": negatives})
+        activations = self.embedding.dequeue()
+        ids = {"target": target, "negatives": negatives,
+               "recent": dense_ids(features["recent"], RECENT),
+               "echo": dense_ids(features["echo"], ECHOES)}
+        weights = self.tower.trainable_variables
+        with tf.GradientTape() as tape:
+            tape.watch(activations)
+            outputs = self.tower(
+                {name: activations[name] for name in TOWER_FEATURES},
+                training=True)
+            loss = sampled_loss(outputs, activations, ids, log_expected,
+                                self._log_shares)
+        table_gradients, tower_gradients = tape.gradient(
+            loss, (activations, weights))
+        self.embedding.apply_gradients(table_gradients)
+        self.optimizer.apply(tower_gradients, weights)
+        self.step.assign_add(1)
+        return loss
+
+    @tf.function(input_signature=[FEATURE_SPECS])
+    def scores(self, features):
+        """Returns `[num_samples, num_rows]` scores of all rows."""
+        # Forward only, and an empty step still needs all its features.
+        nothing = tf.zeros([0], tf.int32)
+        self.embedding.enqueue(
+            {**features, "target": nothing, "negatives": nothing},
+            training=False)
+        activations = self.embedding.dequeue()
+        outputs = self.tower(
+            {name: activations[name] for name in TOWER_FEATURES},
+            training=False)
+        return score_all(
+            outputs, dense_ids(features["recent"], RECENT),
+            dense_ids(features["echo"], ECHOES),
+            tf.convert_to_tensor(
+                self.embedding.embedding_tables[self._candidates]),
+            self._log_shares)
+
+    @tf.function(input_signature=[FEATURE_SPECS, _IDS])
+    def ranks(self, features, target):
+        """Ranks each target among all rows.
+
+        Returns:
+          `[num_samples]` int32, 1 for the first offer; of equal scores the
+          target's comes last. 0 for a target that is not in the vocabulary.
+        """
+        scores = self.scores(features)
+        tf.debugging.assert_all_finite(
+            scores, "The model's scores are not numbers.")
+        own = tf.gather(scores, target, batch_dims=1)
+        ranks = tf.reduce_sum(
+            tf.cast(scores >= own[:, tf.newaxis], tf.int32), axis=1)
+        return tf.where(target == UNKNOWN, 0, ranks)
+
+    @tf.function(input_signature=[FEATURE_SPECS, tf.TensorSpec([], tf.int32)])
+    def complete(self, features, num_offers):
+        """Returns the scores and rows of the best offers, best first."""
+        return tf.math.top_k(self.scores(features), num_offers)
+
+    def candidate_rows(self) -> np.ndarray:
+        """Returns the table of candidates, `[num_rows, dim]`."""
+        return tf.convert_to_tensor(
+            self.embedding.embedding_tables[self._candidates]).numpy()
+
+
+def tower_of(plan: Plan) -> tf.keras.Model:
+    """Returns an untrained tower for the features of a plan."""
+    shapes = {}
+    for name in TOWER_FEATURES:
+        config = plan.features[name]
+        length = [config.max_sequence_length] * (
+            config.max_sequence_length > 0)
+        shapes[name] = (*length, config.table.dim)
+    settings = plan.settings
+    return build_tower(shapes, dim=settings.dim, hidden=settings.hidden,
+                       dropout=settings.dropout, seed=settings.seed)
+
+
+def to_tensors(batch: dict[str, Ragged]) -> dict[str, tf.RaggedTensor]:
+    """Returns the features of a batch as TensorFlow takes them."""
+    # Made with these splits; checking them again would cost each step.
+    return {name: tf.RaggedTensor.from_row_splits(
+        rows.values, rows.splits, validate=False)
+        for name, rows in batch.items()}

@@ -1,0 +1,113 @@
+"""The plan: which table each feature looks into, and what tables cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from completion.features import SEQUENCES
+from completion.settings import Settings
+
+# Features the tower sees; the others are what it is scored against.
+TOWER_FEATURES = ("history", "bag", "echo", "marks", "place", "scope",
+                  "pieces")
+SERVING_FEATURES = (*TOWER_FEATURES, "recent")
+
+_LABEL_DIM = 16
+_PIECE_DIM = 32
+
+
+class Plan:
+    """Tables, features and the optimizer of the tables.
+
+    The items that come before have rows in `identifiers`. Those that may
+    come next have other rows, in `candidates`; echoes and recent items are
+    looked up there too, so that the tower can ask for "this one again".
+
+    Attributes:
+      features: `FeatureConfig` of each feature.
+      tables: `TableConfig` of each table.
+    """
+
+    def __init__(self, num_rows: Mapping[str, int], settings: Settings):
+        """Makes the configs.
+
+        Args:
+          num_rows: Rows that the ids of each feature stay below.
+          settings: Sizes, rates and the number of shards.
+        """
+        self.settings = settings
+        items = num_rows["history"]
+        self.tables = {
+            table.name: table for table in (
+                _table("identifiers", items, settings.dim, 0.125, settings),
+                _table("candidates", items, settings.dim, 0.05, settings),
+                _table("marks", num_rows["marks"], _LABEL_DIM, 0.25,
+                       settings),
+                _table("places", num_rows["place"], _LABEL_DIM, 0.25,
+                       settings),
+                _table("scopes", num_rows["scope"], _LABEL_DIM, 0.25,
+                       settings),
+                _table("pieces", num_rows["pieces"], _PIECE_DIM, 0.125,
+                       settings))}
+        table_of = {
+            "history": "identifiers", "bag": "identifiers",
+            "echo": "candidates", "recent": "candidates",
+            "target": "candidates", "negatives": "candidates",
+            "marks": "marks", "place": "places", "scope": "scopes",
+            "pieces": "pieces"}
+        self.features = {
+            feature: tf.tpu.experimental.embedding.FeatureConfig(
+                self.tables[table],
+                max_sequence_length=SEQUENCES.get(feature, 0), name=feature)
+            for feature, table in table_of.items()}
+
+    def serving_features(self) -> dict[str, object]:
+        """Returns the configs of what is known when an answer is asked for."""
+        return {name: self.features[name] for name in SERVING_FEATURES}
+
+    def trained_embedding(self, step: tf.Variable) -> tlm.TPUEmbedding:
+        """Returns sharded tables with Adagrad, whose rate falls by `step`."""
+        settings = self.settings
+        rate = tf.keras.optimizers.schedules.CosineDecay(
+            settings.table_rate, settings.num_steps, alpha=0.05)
+        return tlm.TPUEmbedding(
+            self.features,
+            tf.tpu.experimental.embedding.Adagrad(lambda: rate(step)),
+            partitioner=tlm.partitioners.FixedShardsPartitioner(
+                settings.num_shards))
+
+    def served_embedding(self) -> tlm.TPUEmbedding:
+        """Returns tables without optimizer, each in one piece."""
+        return tlm.TPUEmbedding(self.serving_features(), None)
+
+    def costs(self) -> list[dict[str, object]]:
+        """Returns one row per table: what it is, and the bytes it takes."""
+        return [{
+            "table": table.name,
+            "features": ", ".join(
+                name for name, feature in self.features.items()
+                if feature.table is table),
+            "rows": table.vocabulary_size, "dim": table.dim,
+            "shards": min(self.settings.num_shards, table.vocabulary_size),
+            # The rows, and as much again for Adagrad's accumulators.
+            "bytes": 2 * 4 * table.vocabulary_size * table.dim,
+            "optimizer": f"Adagrad {self.settings.table_rate:g}, falling",
+        } for table in self.tables.values()]
+
+    def shape_facts(self) -> dict[str, list[int]]:
+        """Returns what a checkpoint of these tables must agree with."""
+        return {name: [table.vocabulary_size, table.dim]
+                for name, table in self.tables.items()}
+
+
+def _table(name: str, num_rows: int, dim: int, deviation: float,
+           settings: Settings):
+    # Every table has its own seed, or tables of one width would start equal.
+    seed = settings.seed + sum(name.encode())
+    return tf.tpu.experimental.embedding.TableConfig(
+        vocabulary_size=num_rows, dim=dim, combiner="mean", name=name,
+        initializer=tf.keras.initializers.TruncatedNormal(
+            stddev=deviation, seed=seed))

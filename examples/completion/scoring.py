@@ -1,0 +1,159 @@
+"""How a query is scored against candidates, and the loss of a step."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from completion.features import ECHOES, RECENT
+from completion.vocabulary import UNKNOWN
+
+# Added to the score of what is no candidate. Not infinite: the gradient of
+# a sum of infinite scores is not a number.
+NEVER = -1e9
+
+
+def build_tower(dims: dict[str, tuple[int, ...]], *, dim: int, hidden: int,
+                dropout: float, seed: int) -> keras.Model:
+    """Builds the dense part of the model.
+
+    Args:
+      dims: Shape of the activations of one sample, by feature.
+      dim: Columns of the candidates' table.
+      hidden: Width of the hidden layer.
+      dropout: Share of it left out while training.
+      seed: Of the first weights and the dropout.
+
+    Returns:
+      From the activations to `query [num_samples, dim]`, which is scored
+      against candidates, and `gates [num_samples, RECENT + ECHOES]`, what a
+      candidate's score gains for being that recent item or that echo.
+    """
+    keras.utils.set_random_seed(seed)
+    inputs = {name: keras.Input(shape, name=name)
+              for name, shape in dims.items()}
+    flat = [keras.layers.Flatten()(one) for one in inputs.values()]
+    hidden = keras.layers.Dense(hidden, "gelu", name="hidden")(
+        keras.layers.Concatenate()(flat))
+    hidden = keras.layers.Dropout(dropout, seed=seed)(hidden)
+    hidden = keras.layers.LayerNormalization(name="scale")(hidden)
+    return keras.Model(inputs, {
+        "query": keras.layers.Dense(dim, name="query")(hidden),
+        "gates": keras.layers.Dense(RECENT + ECHOES, name="gates")(hidden),
+    }, name="tower")
+
+
+def dense_ids(ids: tf.RaggedTensor, width: int) -> tf.Tensor:
+    """Returns the ids as `[num_samples, width]`, filled with `UNKNOWN`."""
+    return ids.to_tensor(default_value=UNKNOWN, shape=[None, width])
+
+
+def recent_bonus(gates: tf.Tensor, recent: tf.Tensor,
+                 echoes: tf.Tensor) -> tf.Tensor:
+    """Returns what each recent item's score gains.
+
+    Args:
+      gates: `[num_samples, RECENT + ECHOES]` float32.
+      recent: `[num_samples, RECENT]` rows, distinct where known.
+      echoes: `[num_samples, ECHOES]` rows.
+
+    Returns:
+      `[num_samples, RECENT]` float32.
+    """
+    echoed = tf.cast(recent[:, :, tf.newaxis] == echoes[:, tf.newaxis, :],
+                     tf.float32)
+    return gates[:, :RECENT] + tf.einsum(
+        "bre,be->br", echoed, gates[:, RECENT:])
+
+
+def score_all(tower_outputs: dict[str, tf.Tensor], recent: tf.Tensor,
+              echoes: tf.Tensor, candidates: tf.Tensor,
+              log_shares: tf.Tensor) -> tf.Tensor:
+    """Scores every row of the vocabulary.
+
+    Args:
+      tower_outputs: `query` and `gates`.
+      recent: `[num_samples, RECENT]` rows.
+      echoes: `[num_samples, ECHOES]` rows.
+      candidates: `[num_rows, dim]` the whole table.
+      log_shares: `[num_rows]` log of each row's share of training.
+
+    Returns:
+      `[num_samples, num_rows]` float32; row `UNKNOWN` is never offered.
+    """
+    scores = tf.matmul(tower_outputs["query"], candidates, transpose_b=True)
+    scores += log_shares
+    bonus = recent_bonus(tower_outputs["gates"], recent, echoes)
+    samples = tf.repeat(tf.range(tf.shape(recent)[0]), RECENT)
+    places = tf.stack([samples, tf.reshape(recent, [-1])], axis=1)
+    scores = tf.tensor_scatter_nd_add(scores, places, tf.reshape(bonus, [-1]))
+    # What fills `recent` up has added to this column; it goes.
+    return tf.concat([tf.fill([tf.shape(scores)[0], 1], NEVER),
+                      scores[:, UNKNOWN + 1:]], axis=1)
+
+
+def sampled_loss(tower_outputs: dict[str, tf.Tensor],
+                 activations: dict[str, tf.Tensor],
+                 ids: dict[str, tf.Tensor], log_expected: tf.Tensor,
+                 log_shares: tf.Tensor) -> tf.Tensor:
+    """Returns the mean loss of a step: -log of the target's probability.
+
+    The sum over the vocabulary that a probability needs is estimated. The
+    target and the recent items are in it as they are; all others stand for
+    each other: a negative, drawn with a known chance, counts by its inverse.
+
+    Args:
+      tower_outputs: `query` and `gates`.
+      activations: Of `target [num_samples, dim]`, `recent [num_samples,
+        RECENT, dim]` and `negatives [num_negatives, dim]`.
+      ids: The same three as rows, and `echo [num_samples, ECHOES]`; the
+        negatives are distinct.
+      log_expected: `[num_negatives]` log of the chance that each was drawn.
+      log_shares: `[num_rows]` log of each row's share of training.
+    """
+    query, recent = tower_outputs["query"], ids["recent"]
+    target, negatives = ids["target"], ids["negatives"]
+    bonus = recent_bonus(tower_outputs["gates"], recent, ids["echo"])
+
+    is_target = recent == target[:, tf.newaxis]
+    target_score = (
+        tf.reduce_sum(query * activations["target"], axis=1)
+        + tf.gather(log_shares, target)
+        + tf.reduce_sum(tf.where(is_target, bonus, 0.0), axis=1))
+    recent_scores = (
+        tf.einsum("bd,brd->br", query, activations["recent"])
+        + tf.gather(log_shares, recent) + bonus)
+    recent_scores = tf.where(is_target | (recent == UNKNOWN), NEVER,
+                             recent_scores)
+    negative_scores = (
+        tf.matmul(query, activations["negatives"], transpose_b=True)
+        + tf.gather(log_shares, negatives) - log_expected)
+    counted = tf.concat([target[:, tf.newaxis], recent], axis=1)
+    negative_scores += NEVER * _is_among(counted, negatives,
+                                         tf.size(log_shares))
+    scores = tf.concat([target_score[:, tf.newaxis], recent_scores,
+                        negative_scores], axis=1)
+    return tf.reduce_mean(tf.reduce_logsumexp(scores, axis=1) - target_score)
+
+
+def _is_among(counted: tf.Tensor, negatives: tf.Tensor,
+              num_rows: tf.Tensor) -> tf.Tensor:
+    """Marks the negatives that a sample has counted already.
+
+    Returns:
+      `[num_samples, num_negatives]` float32, above 0 where it has.
+    """
+    num_negatives = tf.size(negatives)
+    # One look-up per id, where comparing all pairs costs a thousand.
+    column_of = tf.tensor_scatter_nd_update(
+        tf.fill([num_rows], num_negatives), negatives[:, tf.newaxis],
+        tf.range(num_negatives))
+    columns = tf.gather(column_of, counted)
+    samples = tf.broadcast_to(tf.range(tf.shape(counted)[0])[:, tf.newaxis],
+                              tf.shape(counted))
+    # The last column takes what is no negative.
+    found = tf.scatter_nd(
+        tf.reshape(tf.stack([samples, columns], axis=2), [-1, 2]),
+        tf.ones([tf.size(counted)]),
+        tf.stack([tf.shape(counted)[0], num_negatives + 1]))
+    return found[:, :num_negatives]

@@ -1,0 +1,141 @@
+"""Exports the model, and asks it in a process without this package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from completion.features import ECHOES, RECENT
+from completion.model import FEATURE_SPECS, tower_of
+from completion.plan import TOWER_FEATURES, Plan
+from completion.ragged import Ragged
+from completion.scoring import dense_ids, score_all
+
+_TOLERANCE = 1e-4
+_ELSEWHERE = Path(__file__).with_name("served_elsewhere.py")
+
+
+class Served(tf.Module):
+    """What is exported: no optimizer, stock TensorFlow ops only."""
+
+    def __init__(self, plan: Plan, names: list[str], log_shares: np.ndarray,
+                 checkpoint: str):
+        """Restores tables and tower from a checkpoint of the training.
+
+        Args:
+          plan: Of the model that was trained.
+          names: Name of each row.
+          log_shares: `[num_rows]` log of each row's share of training.
+          checkpoint: Path of the checkpoint.
+        """
+        super().__init__()
+        self._plan = plan
+        self._embedding = plan.served_embedding()
+        self._embedding.build()
+        self._tower = tower_of(plan)
+        self._names = tf.constant(names)
+        self._log_shares = tf.constant(log_shares)
+        restored = tf.train.Checkpoint(
+            embedding=self._embedding, tower=self._tower).restore(checkpoint)
+        # The optimizers of the checkpoint are left behind; all else is there.
+        restored.expect_partial().assert_existing_objects_matched()
+
+    @tf.function(input_signature=[FEATURE_SPECS, tf.TensorSpec([], tf.int32)])
+    def complete(self, features, num_offers):
+        """Returns names and scores of the best offers, best first."""
+        tables = self._embedding.embedding_tables
+        activations = tlm.serving_embedding_lookup(
+            {name: features[name] for name in TOWER_FEATURES}, None, tables,
+            self._plan.serving_features())
+        scores, rows = tf.math.top_k(score_all(
+            self._tower(activations, training=False),
+            dense_ids(features["recent"], RECENT),
+            dense_ids(features["echo"], ECHOES),
+            tables[self._plan.tables["candidates"]],
+            self._log_shares), num_offers)
+        return {"names": tf.gather(self._names, rows), "scores": scores}
+
+
+def export(served: Served, folder: Path) -> int:
+    """Writes a SavedModel into `folder`; returns its size in bytes."""
+    tf.saved_model.save(served, str(folder))
+    return sum(path.stat().st_size for path in folder.rglob("*")
+               if path.is_file())
+
+
+def ask_elsewhere(folder: Path, batch: dict[str, Ragged],
+                  num_offers: int) -> tuple[list[list[str]], np.ndarray]:
+    """Asks the exported model in a process that cannot import tf_layoutmap.
+
+    Args:
+      folder: Of the SavedModel.
+      batch: Features of the positions.
+      num_offers: Offers per position.
+
+    Returns:
+      Names and scores, `[num_positions, num_offers]`.
+
+    Raises:
+      RuntimeError: The process failed; holds what it said.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, answered = Path(scratch, "asked.npz"), Path(scratch, "out.npz")
+        arrays = {"num_offers": np.int32(num_offers)}
+        for name, rows in batch.items():
+            arrays[f"{name}/values"] = rows.values
+            arrays[f"{name}/splits"] = rows.splits
+        np.savez(asked, **arrays)
+        # -I: no folder of ours on the path, no variable of the environment.
+        ended = subprocess.run(
+            [sys.executable, "-I", str(_ELSEWHERE), str(folder), str(asked),
+             str(answered)], capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise RuntimeError(
+                "The exported model does not work in a process of its own:\n"
+                + ended.stderr[-2000:])
+        with np.load(answered) as found:
+            names = [[name.decode() for name in row]
+                     for row in found["names"].astype("S").tolist()]
+            return names, found["scores"]
+
+
+def compare_answers(own_names: list[list[str]], own_scores: np.ndarray,
+                    names: list[list[str]], scores: np.ndarray) -> float:
+    """Holds the exported model's answers against the trained model's.
+
+    Sums run in another order there, so that scores may differ in their last
+    digits, and two offers of such scores may change places.
+
+    Returns:
+      The largest difference of a score.
+
+    Raises:
+      RuntimeError: An answer differs by more; says which.
+    """
+    difference = np.abs(own_scores - scores)
+    if not np.all(difference <= _TOLERANCE):
+        worst = int(np.argmax(difference.max(axis=1)))
+        raise RuntimeError(
+            "The exported model must score as the trained one does, to "
+            f"{_TOLERANCE}. Received: {scores[worst].tolist()} in place of "
+            f"{own_scores[worst].tolist()} (position {worst}).")
+    for position, (own, found) in enumerate(zip(own_names, names,
+                                                strict=True)):
+        for offer in range(len(own)):
+            gap = np.abs(own_scores[position] - own_scores[position][offer])
+            equals = {own[other] for other in
+                      np.flatnonzero(gap <= 2 * _TOLERANCE)}
+            # The last offers may tie with the one that was cut off.
+            last = gap[-1] <= 2 * _TOLERANCE
+            if found[offer] not in equals and not last:
+                raise RuntimeError(
+                    "The exported model must make the offers of the trained "
+                    f"one. Received: {found} in place of {own} (position "
+                    f"{position}).")
+    return float(difference.max())

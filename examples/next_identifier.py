@@ -1,0 +1,90 @@
+"""Learns to complete code: which identifier comes next?
+
+    python examples/next_identifier.py
+    python examples/next_identifier.py --data=/path/to/my/python/files
+    python examples/next_identifier.py --data=movielens
+
+It reads the standard library of the Python that runs it, trains sharded
+embedding tables and a small Keras tower, measures them on files it has not
+seen, and exports a model that plain TensorFlow serves. Started again, it goes
+on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+# Before TensorFlow is imported: its start-up notes say nothing of the model.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from completion.corpus import Corpus, DataError
+from completion.report import Report
+from completion.settings import Settings
+
+_DEFAULTS = Settings()
+_DATA = flags.DEFINE_string(
+    "data", "stdlib", "'stdlib', 'movielens' or a folder of Python files.")
+_MODEL_DIR = flags.DEFINE_string(
+    "model_dir", None, "Where checkpoints and the exported model go; a folder "
+    "in your cache unless told.")
+_FRESH = flags.DEFINE_bool(
+    "fresh", False, "Forget the checkpoints in --model_dir.")
+_STEPS = flags.DEFINE_integer(
+    "steps", _DEFAULTS.num_steps, "Training steps in all.", lower_bound=1)
+_SAVE_EVERY = flags.DEFINE_integer(
+    "save_every", 120, "Steps between checkpoints.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", _DEFAULTS.batch_size, "Positions of a step.", lower_bound=1)
+_SHARDS = flags.DEFINE_integer(
+    "shards", _DEFAULTS.num_shards, "Shards of each table.", lower_bound=1)
+_MAX_HELD_OUT = flags.DEFINE_integer(
+    "max_held_out", 40_000, "Held-out positions to measure on; more are "
+    "drawn from evenly.", lower_bound=1)
+_SEED = flags.DEFINE_integer(
+    "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0)
+
+
+def read(data: str) -> Corpus:
+    """Reads what --data asks for."""
+    from completion import movielens, python_source
+
+    if data == "stdlib":
+        return python_source.read_standard_library()
+    if data == "movielens":
+        return movielens.read_movielens()
+    return python_source.read_folder(Path(data).expanduser())
+
+
+def main(argv: list[str]) -> None:
+    """Reads, trains, measures, exports and shows."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
+    logging.set_verbosity(logging.WARNING)
+    settings = Settings(
+        num_steps=_STEPS.value, batch_size=_BATCH_SIZE.value,
+        num_shards=_SHARDS.value, seed=_SEED.value)
+    report = Report()
+    try:
+        corpus = read(_DATA.value)
+        # Only now, as it takes seconds: a wrong flag is answered at once.
+        from completion import run
+
+        run.run(corpus, settings, report, data=_DATA.value,
+                model_dir=_MODEL_DIR.value, fresh=_FRESH.value,
+                save_every=_SAVE_EVERY.value,
+                max_held_out=_MAX_HELD_OUT.value)
+    except DataError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nInterrupted. Started again, it goes on from the newest "
+              "checkpoint.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app.run(main)
