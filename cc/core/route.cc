@@ -1,39 +1,38 @@
 #include "cc/core/route.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "cc/core/unique_rows.h"
 
 namespace layoutmap {
 namespace {
 
-// A stable counting sort by shard.
+// Ids are routed in chunks that several workers can take at the same time.
+// Where the chunks are cut does not show: slots go by shard, then by chunk,
+// then by place in the chunk, which is the order of ids.
+constexpr int64_t kMaxChunks = 16;
+constexpr int64_t kIdsPerChunk = 8192;
+constexpr int64_t kNanosPerId = 4;
+
 template <typename Tid>
-void GroupByShard(const RowPartition& partition, Span<const Tid> rows,
-                  Route<Tid>* route) {
-  const int64_t n = rows.size();
-  std::vector<int32_t> shards(n);
-  std::vector<Tid> local_rows(n);
-  route->splits.assign(partition.num_shards() + 1, 0);
-  for (int64_t i = 0; i < n; ++i) {
-    const RowOwner owner = partition.Locate(rows[i]);
-    shards[i] = owner.shard;
-    local_rows[i] = static_cast<Tid>(owner.local_row);
-    ++route->splits[owner.shard + 1];
-  }
-  for (int32_t s = 0; s < partition.num_shards(); ++s) {
-    route->splits[s + 1] += route->splits[s];
-  }
-  std::vector<int64_t> next(route->splits.begin(), route->splits.end() - 1);
-  route->local_rows.resize(n);
-  route->permutation.resize(n);
-  route->inverse.resize(n);
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t slot = next[shards[i]]++;
-    route->local_rows[slot] = local_rows[i];
-    route->permutation[slot] = static_cast<int32_t>(i);
-    route->inverse[i] = static_cast<int32_t>(slot);
-  }
+Status OutsideTable(Span<const Tid> ids, int64_t num_rows) {
+  int64_t i = 0;
+  while (ids[i] >= 0 && static_cast<int64_t>(ids[i]) < num_rows) ++i;
+  return InvalidArgument(
+      "ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) +
+      " is outside the table with " + std::to_string(num_rows) + " rows");
+}
+
+template <typename Tid>
+RouteView<Tid> MakeRoom(int64_t num_slots, int64_t num_shards,
+                        Route<Tid>* route) {
+  route->local_rows.resize(num_slots);
+  route->splits.resize(num_shards + 1);
+  route->permutation.resize(num_slots);
+  route->inverse.resize(num_slots);
+  return {route->local_rows, route->splits, route->permutation, route->inverse};
 }
 
 // `route` holds one slot per unique row, over the numbers of unique rows;
@@ -55,23 +54,75 @@ void SpreadOverIds(const UniqueRows& unique, Route<Tid>* route) {
 }  // namespace
 
 template <typename Tid>
-Status RouteIds(const RowPartition& partition, Span<const Tid> ids, bool unique,
-                Route<Tid>* route) {
-  if (ids.size() > INT32_MAX) {
+Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
+                   const ParallelFor& parallel_for, RouteView<Tid> out) {
+  const int64_t n = ids.size();
+  if (n > INT32_MAX) {
     return InvalidArgument("One call routes at most 2^31 - 1 ids. Received: " +
-                           std::to_string(ids.size()));
+                           std::to_string(n));
   }
+  const int64_t num_shards = partition.num_shards();
   const uint64_t num_rows = static_cast<uint64_t>(partition.num_rows());
-  for (int64_t i = 0; i < ids.size(); ++i) {
-    if (static_cast<uint64_t>(static_cast<int64_t>(ids[i])) >= num_rows) {
-      return InvalidArgument(
-          "ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) +
-          " is outside the table with " + std::to_string(num_rows) + " rows");
+  const int64_t num_chunks =
+      std::clamp<int64_t>(n / kIdsPerChunk, 1, kMaxChunks);
+  auto chunk_begin = [&](int64_t chunk) { return n * chunk / num_chunks; };
+  const int64_t cost = kNanosPerId * (n / num_chunks + 1);
+
+  // next[chunk * num_shards + s]: first how many of the chunk's ids shard s
+  // gets, then the slot of the next one.
+  std::vector<int64_t> next(num_chunks * num_shards);
+  std::vector<char> bad(num_chunks);
+  parallel_for(num_chunks, cost, [&](int64_t first, int64_t last) {
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      int64_t* count = &next[chunk * num_shards];
+      for (int64_t i = chunk_begin(chunk); i < chunk_begin(chunk + 1); ++i) {
+        const int64_t row = ids[i];
+        if (static_cast<uint64_t>(row) >= num_rows) {
+          bad[chunk] = 1;
+          break;
+        }
+        ++count[partition.Locate(row).shard];
+      }
+    }
+  });
+  if (std::find(bad.begin(), bad.end(), 1) != bad.end()) {
+    return OutsideTable(ids, partition.num_rows());
+  }
+  int64_t slot = 0;
+  for (int64_t s = 0; s < num_shards; ++s) {
+    out.splits[s] = slot;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      slot += std::exchange(next[chunk * num_shards + s], slot);
     }
   }
+  out.splits[num_shards] = slot;
+  parallel_for(num_chunks, cost, [&](int64_t first, int64_t last) {
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      int64_t* next_slot = &next[chunk * num_shards];
+      for (int64_t i = chunk_begin(chunk); i < chunk_begin(chunk + 1); ++i) {
+        const RowOwner owner = partition.Locate(ids[i]);
+        const int64_t k = next_slot[owner.shard]++;
+        out.local_rows[k] = static_cast<Tid>(owner.local_row);
+        out.permutation[k] = static_cast<int32_t>(i);
+        out.inverse[i] = static_cast<int32_t>(k);
+      }
+    }
+  });
+  return Status();
+}
+
+template <typename Tid>
+Status RouteIds(const RowPartition& partition, Span<const Tid> ids, bool unique,
+                Route<Tid>* route) {
   if (!unique) {
-    GroupByShard(partition, ids, route);
-    return Status();
+    return RouteEachId(partition, ids, SerialFor,
+                       MakeRoom(ids.size(), partition.num_shards(), route));
+  }
+  const uint64_t num_rows = static_cast<uint64_t>(partition.num_rows());
+  for (Tid id : ids) {
+    if (static_cast<uint64_t>(static_cast<int64_t>(id)) >= num_rows) {
+      return OutsideTable(ids, partition.num_rows());
+    }
   }
   const std::vector<uint32_t> rows(ids.begin(), ids.end());
   const Span<const uint32_t> segment(rows);
@@ -79,14 +130,22 @@ Status RouteIds(const RowPartition& partition, Span<const Tid> ids, bool unique,
       FindUniqueRows(Span<const Span<const uint32_t>>(&segment, 1), num_rows);
   const std::vector<Tid> distinct_ids(distinct.rows.begin(),
                                       distinct.rows.end());
-  GroupByShard(partition, Span<const Tid>(distinct_ids), route);
+  LM_RETURN_IF_ERROR(RouteEachId<Tid>(
+      partition, distinct_ids, SerialFor,
+      MakeRoom(distinct.size(), partition.num_shards(), route)));
   SpreadOverIds(distinct, route);
   return Status();
 }
 
-template Status RouteIds<int32_t>(const RowPartition&, Span<const int32_t>,
-                                  bool, Route<int32_t>*);
-template Status RouteIds<int64_t>(const RowPartition&, Span<const int64_t>,
-                                  bool, Route<int64_t>*);
+#define LM_INSTANTIATE(Tid)                                                 \
+  template Status RouteEachId<Tid>(const RowPartition&, Span<const Tid>,    \
+                                   const ParallelFor&, RouteView<Tid>);     \
+  template Status RouteIds<Tid>(const RowPartition&, Span<const Tid>, bool, \
+                                Route<Tid>*)
+
+LM_INSTANTIATE(int32_t);
+LM_INSTANTIATE(int64_t);
+
+#undef LM_INSTANTIATE
 
 }  // namespace layoutmap

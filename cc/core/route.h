@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc/core/parallel_for.h"
 #include "cc/core/row_partition.h"
 #include "cc/core/status.h"
 #include "cc/core/views.h"
@@ -26,6 +27,21 @@ struct Route {
   std::vector<int32_t> permutation;
   std::vector<int32_t> inverse;
 };
+
+// The same in memory of the caller's: as many slots as ids.
+template <typename Tid>
+struct RouteView {
+  Span<Tid> local_rows;
+  Span<int64_t> splits;
+  Span<int32_t> permutation;
+  Span<int32_t> inverse;
+};
+
+// One slot per id, in the order of ids inside a shard. Refused whole if an id
+// is outside the table; `out` then holds nothing of use.
+template <typename Tid>
+Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
+                   const ParallelFor& parallel_for, RouteView<Tid> out);
 
 // Keeps the order of ids inside a shard; with `unique`, each row once and
 // ascending inside its shard. Refused whole if an id is outside the table.

@@ -42,8 +42,16 @@ class EngineResource : public tensorflow::ResourceBase {
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;
 
 absl::Status GetEngine(OpKernelContext* ctx, EnginePtr* engine) {
+  TF_RETURN_IF_ERROR(CheckRank("engine", ctx->input(0), 0));
   return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0),
                                     engine);
+}
+
+absl::Status CheckAllUsed(const char* input, int needed, int received) {
+  if (needed == received) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("This engine's tables need ",
+                                                 needed, " `", input,
+                                                 "`. Received: ", received));
 }
 
 absl::Status GetReplica(OpKernelContext* ctx, int32_t* replica) {
@@ -87,7 +95,7 @@ class CreateHostEngineOp : public OpKernel {
       if (t >= num_rows.size() || t >= dims.size() || t >= num_shards.size() ||
           t >= placements.size() || t >= optimizers.size() ||
           num_shards[t] < 1 ||
-          num_shards[t] + 1 > static_cast<int64_t>(offsets.size()) - next) {
+          num_shards[t] >= static_cast<int64_t>(offsets.size()) - next) {
         return absl::InvalidArgumentError(absl::StrCat(
             "Table '", names[t], "': an attr `table_*` has too few values"));
       }
@@ -107,6 +115,14 @@ class CreateHostEngineOp : public OpKernel {
             num_rows[t], " rows. Received: ", table.partition.num_rows()));
       }
       config_.tables.push_back(std::move(table));
+    }
+    const size_t count = names.size();
+    if (num_rows.size() != count || dims.size() != count ||
+        num_shards.size() != count || placements.size() != count ||
+        optimizers.size() != count ||
+        next != static_cast<int64_t>(offsets.size())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "An attr `table_*` has too many values for ", count, " tables"));
     }
     return absl::OkStatus();
   }
@@ -136,6 +152,12 @@ class CreateHostEngineOp : public OpKernel {
       feature.max_sequence_length = lengths[f];
       TF_RETURN_IF_ERROR(ToTf(ParseCombiner(combiners[f], &feature.combiner)));
       config_.features.push_back(std::move(feature));
+    }
+    const size_t count = names.size();
+    if (combiners.size() != count || tables.size() != count ||
+        lengths.size() != count) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "An attr `feature_*` has too many values for ", count, " features"));
     }
     return absl::OkStatus();
   }
@@ -170,6 +192,9 @@ class EnqueueStepOp : public OpKernel {
 
     std::vector<FeatureInput<Tid>> features(ids.size());
     for (int f = 0; f < ids.size(); ++f) {
+      OP_REQUIRES_OK(ctx, CheckRank("ids", ids[f], 1));
+      OP_REQUIRES_OK(ctx, CheckRank("weights", weights[f], 1));
+      OP_REQUIRES_OK(ctx, CheckSplits(splits[f]));
       features[f].ids = View<Tid>(ids[f]);
       features[f].splits = View<int64_t>(splits[f]);
       features[f].form = FormOf(splits[f]);
@@ -182,6 +207,15 @@ class EnqueueStepOp : public OpKernel {
   }
 
  private:
+  static absl::Status CheckSplits(const Tensor& splits) {
+    if (splits.dims() == 1) return absl::OkStatus();
+    if (splits.dims() == 2 && splits.dim_size(1) == 2) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`splits` must be row_splits of rank 1, or indices [num_ids, 2]. "
+        "Received: shape ",
+        splits.shape().DebugString()));
+  }
+
   static Form FormOf(const Tensor& splits) {
     if (splits.dims() == 2) return Form::kSparse;
     return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
@@ -190,7 +224,10 @@ class EnqueueStepOp : public OpKernel {
 
 class DequeueStepOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit DequeueStepOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_sequence_lengths", &lengths_));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     EnginePtr engine;
@@ -198,6 +235,7 @@ class DequeueStepOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
     std::shared_ptr<const Batch> batch;
+    OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
     OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
     const absl::Status status = LookUp(ctx, engine->engine().config(), *batch);
     engine->engine().FinishDequeue(replica, status.ok());
@@ -205,6 +243,20 @@ class DequeueStepOp : public OpKernel {
   }
 
  private:
+  // What the graph was told of the activations must be what comes.
+  absl::Status CheckStaticShapes(const EngineConfig& config) const {
+    const size_t count = config.features.size();
+    bool same = dims_.size() == count && lengths_.size() == count;
+    for (size_t f = 0; same && f < count; ++f) {
+      same = dims_[f] == config.dim_of_feature(f) &&
+             lengths_[f] == config.features[f].max_sequence_length;
+    }
+    if (same) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "`dims` and `max_sequence_lengths` must be those that the engine was "
+        "created with, one per feature");
+  }
+
   static absl::Status LookUp(OpKernelContext* ctx, const EngineConfig& config,
                              const Batch& batch) {
     LockedShards shards;
@@ -218,6 +270,7 @@ class DequeueStepOp : public OpKernel {
                                      {table.dim}, &tables[t]));
       first += table.partition.num_shards();
     }
+    TF_RETURN_IF_ERROR(CheckAllUsed("shards", first, shards.size()));
     OpOutputList activations;
     TF_RETURN_IF_ERROR(ctx->output_list("activations", &activations));
     if (activations.size() != static_cast<int>(batch.size())) {
@@ -231,8 +284,8 @@ class DequeueStepOp : public OpKernel {
           tables[config.table_of_feature[f]];
       TensorShape shape({ids.num_samples()});
       const int64_t length = config.features[f].max_sequence_length;
-      if (length > 0) shape.AddDim(length);
-      shape.AddDim(table.dim);
+      if (length > 0) TF_RETURN_IF_ERROR(shape.AddDimWithStatus(length));
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(table.dim));
       Tensor* out = nullptr;
       TF_RETURN_IF_ERROR(
           activations.allocate(static_cast<int>(f), shape, &out));
@@ -242,6 +295,9 @@ class DequeueStepOp : public OpKernel {
     }
     return absl::OkStatus();
   }
+
+  std::vector<int64_t> dims_;
+  std::vector<int64_t> lengths_;
 };
 
 class ApplyStepOp : public OpKernel {
@@ -265,10 +321,12 @@ class ApplyStepOp : public OpKernel {
     BatchGradients batch;
     auto tensors = std::make_shared<std::vector<Tensor>>();
     for (int f = 0; f < gradients.size(); ++f) {
+      OP_REQUIRES_OK(ctx, CheckGradient(engine.config(), f, gradients[f]));
       tensors->push_back(gradients[f]);
       batch.features.push_back(View<float>(gradients[f]));
     }
     batch.keep_alive = std::move(tensors);
+    OP_REQUIRES_OK(ctx, CheckHyperparameterInputs(ctx, engine.config()));
     std::shared_ptr<HostEngine::Step> step;
     OP_REQUIRES_OK(ctx,
                    ToTf(engine.BeginApply(replica, std::move(batch), &step)));
@@ -279,16 +337,61 @@ class ApplyStepOp : public OpKernel {
   }
 
  private:
+  // The number of values is the engine's to check: it knows the samples.
+  static absl::Status CheckGradient(const EngineConfig& config, int f,
+                                    const Tensor& gradient) {
+    const int64_t length = config.features[f].max_sequence_length;
+    const int rank = length > 0 ? 3 : 2;
+    if (gradient.dims() == rank &&
+        gradient.dim_size(rank - 1) == config.dim_of_feature(f) &&
+        (length == 0 || gradient.dim_size(1) == length)) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Feature '", config.features[f].feature,
+        "': its gradient must be shaped like its activation, [num_samples, ",
+        length > 0 ? absl::StrCat(length, ", ") : "", config.dim_of_feature(f),
+        "]. Received: shape ", gradient.shape().DebugString()));
+  }
+
+  // Of each replica, though those of the last one are used: a wrong value is
+  // refused where it comes in.
+  static absl::Status CheckHyperparameterInputs(OpKernelContext* ctx,
+                                                const EngineConfig& config) {
+    OpInputList hyperparameters;
+    TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
+    const std::vector<TableSpec>& tables = config.tables;
+    if (hyperparameters.size() != static_cast<int>(tables.size())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "This engine has ", tables.size(),
+          " tables. Received: ", hyperparameters.size(), " hyperparameters"));
+    }
+    for (int t = 0; t < hyperparameters.size(); ++t) {
+      TF_RETURN_IF_ERROR(CheckRank("hyperparameters", hyperparameters[t], 1));
+      TF_RETURN_IF_ERROR(ToTf(
+          CheckHyperparameters(tables[t].optimizer, tables[t].name,
+                               layoutmap::View<float>(hyperparameters[t]))));
+    }
+    return absl::OkStatus();
+  }
+
   static absl::Status Update(OpKernelContext* ctx, const HostEngine& engine,
                              const HostEngine::Step& step) {
     const std::vector<TableSpec>& specs = engine.config().tables;
-    OpInputList hyperparameters;
+    OpInputList shard_handles, slot_handles, hyperparameters;
+    TF_RETURN_IF_ERROR(ctx->input_list("shards", &shard_handles));
+    TF_RETURN_IF_ERROR(ctx->input_list("slots", &slot_handles));
     TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
-    if (hyperparameters.size() != static_cast<int>(specs.size())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "This engine has ", specs.size(),
-          " tables. Received: ", hyperparameters.size(), " hyperparameters"));
+    int num_shards = 0, num_slot_shards = 0;
+    for (const TableSpec& table : specs) {
+      num_shards += table.partition.num_shards();
+      num_slot_shards +=
+          NumSlots(table.optimizer) * table.partition.num_shards();
     }
+    TF_RETURN_IF_ERROR(
+        CheckAllUsed("shards", num_shards, shard_handles.size()));
+    TF_RETURN_IF_ERROR(
+        CheckAllUsed("slots", num_slot_shards, slot_handles.size()));
     LockedShards shards;
     TF_RETURN_IF_ERROR(
         shards.Lock(ctx, {"shards", "slots"}, LockedShards::Mode::kExclusive));

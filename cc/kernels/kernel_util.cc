@@ -28,6 +28,10 @@ ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx) {
   };
 }
 
+int NumWorkers(tensorflow::OpKernelContext* ctx) {
+  return ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
+}
+
 absl::Status CheckRank(const char* name, const tensorflow::Tensor& tensor,
                        int rank) {
   if (tensor.dims() == rank) return absl::OkStatus();

@@ -15,8 +15,9 @@ namespace layoutmap {
 
 absl::Status ToTf(const Status& status);
 
-// The device's intra-op threads.
+// The device's intra-op threads, and how many they are.
 ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx);
+int NumWorkers(tensorflow::OpKernelContext* ctx);
 
 template <typename T>
 Span<const T> View(const tensorflow::Tensor& tensor) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace layoutmap {
@@ -31,15 +32,29 @@ absl::Status LockedShards::Lock(tensorflow::OpKernelContext* ctx,
     tensorflow::OpInputList handles;
     TF_RETURN_IF_ERROR(ctx->input_list(input, &handles));
     for (int i = 0; i < handles.size(); ++i) {
+      TF_RETURN_IF_ERROR(CheckRank(input, handles[i], 0));
       const auto& handle = handles[i].scalar<tensorflow::ResourceHandle>()();
       tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-      TF_RETURN_IF_ERROR(tensorflow::LookupResource(ctx, handle, &variable));
+      const absl::Status found =
+          tensorflow::LookupResource(ctx, handle, &variable);
+      if (absl::IsNotFound(found)) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("`", input, "[", i, "]`: variable '", handle.name(),
+                         "' is not initialized"));
+      }
+      TF_RETURN_IF_ERROR(found);
       mutexes.push_back(variable->mu());
       variables_.push_back(std::move(variable));
     }
   }
   std::sort(mutexes.begin(), mutexes.end(), std::less<Mutex>());
   mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
+  if (mode == Mode::kExclusive && mutexes.size() < variables_.size()) {
+    // Two workers would write to one row at the same time.
+    return absl::InvalidArgumentError(
+        "Each shard and each slot shard must be a variable of its own. "
+        "Received: the same variable twice");
+  }
   locked_.reserve(mutexes.size());
   for (Mutex mu : mutexes) {
     if (mode == Mode::kShared) {
@@ -64,7 +79,7 @@ absl::Status LockedShards::CheckShards(int first, const std::string& table,
   for (int s = 0; s < partition.num_shards(); ++s) {
     const Tensor& value = *variables_[first + s]->tensor();
     TensorShape expected({partition.shard_size(s)});
-    expected.AppendShape(row_shape);
+    TF_RETURN_IF_ERROR(expected.AppendShapeWithStatus(row_shape));
     if (!value.IsInitialized() && expected.num_elements() > 0) {
       return absl::FailedPreconditionError(absl::StrCat(
           "Table '", table, "': shard ", s, " is not initialized"));
@@ -96,6 +111,11 @@ absl::Status LockedShards::ByteView(const std::string& table,
                                     tensorflow::DataType dtype,
                                     const TensorShape& row_shape,
                                     ShardedView<const char>* view) const {
+  if (!tensorflow::DataTypeCanUseMemcpy(dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Table '", table, "': rows of dtype ",
+                     tensorflow::DataTypeString(dtype), " cannot be copied"));
+  }
   TF_RETURN_IF_ERROR(CheckShards(0, table, partition, dtype, row_shape));
   view->partition = &partition;
   view->dim = row_shape.num_elements() * tensorflow::DataTypeSize(dtype);

@@ -39,6 +39,15 @@ absl::Status CheckedIds(const FeatureSpec& spec, const Tensor& ids,
   return ToTf(RaggedIds::Make(spec, input, checked));
 }
 
+// Refuses shards that the partition does not know.
+absl::Status CheckCount(const char* input, const std::string& table,
+                        int64_t expected, int64_t received) {
+  if (received == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("Table '", table, "' needs ",
+                                                 expected, " `", input,
+                                                 "`. Received: ", received));
+}
+
 template <typename Tid>
 class LookupRowsOp : public OpKernel {
  public:
@@ -59,6 +68,7 @@ class LookupRowsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("row_splits", &row_splits));
     OP_REQUIRES_OK(ctx, ctx->input("gains", &gains));
     RowPartition partition;
+    OP_REQUIRES_OK(ctx, CheckRank("offsets", *offsets, 1));
     OP_REQUIRES_OK(ctx, ToTf(RowPartition::Make(
                             placement_, View<int64_t>(*offsets), &partition)));
     FeatureSpec spec = spec_;
@@ -72,10 +82,12 @@ class LookupRowsOp : public OpKernel {
                    shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
     ShardedView<const float> table;
     OP_REQUIRES_OK(ctx, shards.View(0, spec.table, partition, {dim_}, &table));
+    OP_REQUIRES_OK(ctx, CheckCount("shards", spec.table, partition.num_shards(),
+                                   shards.size()));
+    TensorShape shape({ids.num_outputs()});
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(dim_));
     Tensor* activations = nullptr;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(0, TensorShape({ids.num_outputs(), dim_}),
-                                  &activations));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &activations));
     Lookup(table, ids.rows(), ids.splits(), View<float>(*gains),
            RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
            {activations->flat<float>().data(), ids.num_outputs(), dim_});
@@ -129,6 +141,11 @@ class ApplyRowGradientsOp : public OpKernel {
     const Tensor* gains = input("gains");
     const Tensor* row_splits = input("row_splits");
     const Tensor* hyperparameters = input("hyperparameters");
+    for (const char* name :
+         {"offsets", "unique_rows", "unique_splits", "positions", "row_splits",
+          "gains", "hyperparameters"}) {
+      OP_REQUIRES_OK(ctx, CheckRank(name, *input(name), 1));
+    }
     const Span<const Tid> rows = View<Tid>(*input("unique_rows"));
     const Span<const int64_t> splits = View<int64_t>(*input("unique_splits"));
     const Span<const int32_t> positions = View<int32_t>(*input("positions"));
@@ -147,21 +164,22 @@ class ApplyRowGradientsOp : public OpKernel {
                    ToTf(CheckHyperparameters(optimizer_, table_,
                                              View<float>(*hyperparameters))));
 
+    OpInputList shard_handles, slot_handles;
+    OP_REQUIRES_OK(ctx, ctx->input_list("shards", &shard_handles));
+    OP_REQUIRES_OK(ctx, ctx->input_list("slots", &slot_handles));
+    const int64_t num_shards = partition.num_shards();
+    OP_REQUIRES_OK(
+        ctx, CheckCount("shards", table_, num_shards, shard_handles.size()));
+    OP_REQUIRES_OK(
+        ctx, CheckCount("slots", table_, NumSlots(optimizer_) * num_shards,
+                        slot_handles.size()));
     LockedShards shards;
     OP_REQUIRES_OK(ctx, shards.Lock(ctx, {"shards", "slots"},
                                     LockedShards::Mode::kExclusive));
     std::vector<ShardedView<float>> views(1 + NumSlots(optimizer_));
-    OP_REQUIRES(ctx,
-                shards.size() ==
-                    static_cast<int>(views.size()) * partition.num_shards(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "Table '", table_, "': expected ", views.size(), " x ",
-                    partition.num_shards(),
-                    " shards and slot shards. Received: ", shards.size())));
     for (size_t j = 0; j < views.size(); ++j) {
-      OP_REQUIRES_OK(ctx,
-                     shards.MutableView(ctx, j * partition.num_shards(), table_,
-                                        partition, {dim}, &views[j]));
+      OP_REQUIRES_OK(ctx, shards.MutableView(ctx, j * num_shards, table_,
+                                             partition, {dim}, &views[j]));
     }
 
     // The gradient row and the gain of each position, in the order summed.
@@ -198,7 +216,6 @@ class ApplyRowGradientsOp : public OpKernel {
  private:
   absl::Status CheckSplits(const Tensor& row_splits, const Tensor& gains,
                            int64_t num_samples, int64_t num_ids) const {
-    TF_RETURN_IF_ERROR(CheckRank("row_splits", row_splits, 1));
     const Span<const int64_t> splits = View<int64_t>(row_splits);
     bool ok = gains.NumElements() == num_ids &&
               splits.size() == num_samples + 1 && splits[0] == 0 &&

@@ -15,6 +15,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TensorShape;
 
 template <typename Tid>
 class AssignPartitionOp : public OpKernel {
@@ -62,10 +63,27 @@ class RouteIdsOp : public OpKernel {
     OP_REQUIRES_OK(
         ctx, ToTf(RowPartition::Make(
                  placement_, View<int64_t>(ctx->input(kOffsets)), &partition)));
+    const Span<const Tid> ids = View<Tid>(ctx->input(kIds));
+    if (!unique_) {
+      // Straight into the outputs: their sizes are known before.
+      Tensor *local_rows, *splits, *permutation, *inverse;
+      const TensorShape& shape = ctx->input(kIds).shape();
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(kLocalRows, shape, &local_rows));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(
+                              kSplits, ctx->input(kOffsets).shape(), &splits));
+      OP_REQUIRES_OK(ctx,
+                     ctx->allocate_output(kPermutation, shape, &permutation));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(kInverse, shape, &inverse));
+      OP_REQUIRES_OK(
+          ctx, ToTf(RouteEachId<Tid>(
+                   partition, ids, TfParallelFor(ctx),
+                   {MutableView<Tid>(local_rows), MutableView<int64_t>(splits),
+                    MutableView<int32_t>(permutation),
+                    MutableView<int32_t>(inverse)})));
+      return;
+    }
     Route<Tid> route;
-    OP_REQUIRES_OK(
-        ctx, ToTf(RouteIds<Tid>(partition, View<Tid>(ctx->input(kIds)), unique_,
-                                &route)));
+    OP_REQUIRES_OK(ctx, ToTf(RouteIds<Tid>(partition, ids, true, &route)));
     OP_REQUIRES_OK(ctx, SetOutput(ctx, kLocalRows, route.local_rows));
     OP_REQUIRES_OK(ctx, SetOutput(ctx, kSplits, route.splits));
     OP_REQUIRES_OK(ctx, SetOutput(ctx, kPermutation, route.permutation));

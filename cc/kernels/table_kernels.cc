@@ -165,24 +165,52 @@ class ScatterRowsOp : public TableOp {
     } else {
       rows = View<int64_t>(*ids);
     }
-    Run(table, rows, values.data(), broadcast, TfParallelFor(ctx));
+    Run(table, rows, values.data(), broadcast, NumWorkers(ctx),
+        TfParallelFor(ctx));
   }
 
  private:
   void Run(const ShardedView<T>& table, Span<const int64_t> ids,
-           const T* values, bool broadcast, const ParallelFor& threads) const {
-    auto scatter = [&](auto update) {
-      ScatterRows(table, ids, values, broadcast, update, threads);
+           const T* values, bool broadcast, int num_workers,
+           const ParallelFor& parallel_for) const {
+    const int64_t dim = table.dim;
+    auto scatter = [&](auto write) {
+      ScatterRows(table, ids, values, broadcast, write, num_workers,
+                  parallel_for);
     };
-    if (verb_ == "update") return scatter([](T* a, const T& b) { *a = b; });
+    // One value for all columns of all rows, or one for each.
+    auto scatter_each = [&](auto combine) {
+      if (broadcast) {
+        scatter([&](T* row, const T* value) {
+          for (int64_t c = 0; c < dim; ++c) row[c] = combine(row[c], *value);
+        });
+      } else {
+        scatter([&](T* __restrict row, const T* __restrict value) {
+          for (int64_t c = 0; c < dim; ++c) row[c] = combine(row[c], value[c]);
+        });
+      }
+    };
+    if (verb_ == "update") {
+      return scatter([&](T* row, const T* value) {
+        if (broadcast) {
+          std::fill_n(row, dim, *value);
+        } else {
+          std::copy_n(value, dim, row);
+        }
+      });
+    }
     if constexpr (!std::is_same_v<T, tstring> && !std::is_same_v<T, bool>) {
-      if (verb_ == "add") scatter([](T* a, T b) { *a = *a + b; });
-      if (verb_ == "sub") scatter([](T* a, T b) { *a = *a - b; });
-      if (verb_ == "mul") scatter([](T* a, T b) { *a = *a * b; });
-      if (verb_ == "div") scatter([](T* a, T b) { *a = Quotient(*a, b); });
+      if (verb_ == "add") scatter_each([](T a, T b) -> T { return a + b; });
+      if (verb_ == "sub") scatter_each([](T a, T b) -> T { return a - b; });
+      if (verb_ == "mul") scatter_each([](T a, T b) -> T { return a * b; });
+      if (verb_ == "div") scatter_each(Quotient<T>);
       if constexpr (kIsOrdered<T>) {
-        if (verb_ == "min") scatter([](T* a, T b) { *a = b < *a ? b : *a; });
-        if (verb_ == "max") scatter([](T* a, T b) { *a = *a < b ? b : *a; });
+        if (verb_ == "min") {
+          scatter_each([](T a, T b) -> T { return b < a ? b : a; });
+        }
+        if (verb_ == "max") {
+          scatter_each([](T a, T b) -> T { return a < b ? b : a; });
+        }
       }
     }
   }
