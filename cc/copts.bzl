@@ -6,7 +6,6 @@
 # -fno-math-errno -fno-trapping-math change no result; they let loops with
 # square roots and comparisons become vector code.
 COPTS = [
-    "-O3",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -14,7 +13,12 @@ COPTS = [
     "-Wextra",
     "-Wno-unused-parameter",
     "-Wno-sign-compare",
-]
+] + select({
+    # Sanitizers see more, and compile in half the time, before the optimiser
+    # has merged what they watch.
+    "//cc:instrumented": ["-O1"],
+    "//conditions:default": ["-O3"],
+})
 
 # Extra flags per body of cc/core/simd. Never for a file that includes
 # TensorFlow, Eigen or the standard library's templates: the linker keeps one
