@@ -19,7 +19,6 @@ CORE = ROOT / "cc" / "core"
 FLOORS = {
     "_checks": 0,
     "_lazy": 0,
-    "_lazy": 0,
     "_build_info": 0,
     "partition": 0,
     "layout.key_matching": 0,
