@@ -28,6 +28,7 @@ class AssignPartitionOp : public OpKernel {
     enum { kIds, kOffsets };
     enum { kShards, kLocalRows };
     const Tensor& ids = ctx->input(kIds);
+    OP_REQUIRES_OK(ctx, CheckRank("offsets", ctx->input(kOffsets), 1));
     RowPartition partition;
     OP_REQUIRES_OK(
         ctx, ToTf(RowPartition::Make(
@@ -59,6 +60,7 @@ class RouteIdsOp : public OpKernel {
     enum { kIds, kOffsets };
     enum { kLocalRows, kSplits, kPermutation, kInverse };
     OP_REQUIRES_OK(ctx, CheckRank("ids", ctx->input(kIds), 1));
+    OP_REQUIRES_OK(ctx, CheckRank("offsets", ctx->input(kOffsets), 1));
     RowPartition partition;
     OP_REQUIRES_OK(
         ctx, ToTf(RowPartition::Make(

@@ -35,6 +35,7 @@ class TableOp : public OpKernel {
     const Tensor* offsets;
     TF_RETURN_IF_ERROR(ctx->input("offsets", &offsets));
     TF_RETURN_IF_ERROR(ctx->input("ids", ids));
+    TF_RETURN_IF_ERROR(CheckRank("offsets", *offsets, 1));
     TF_RETURN_IF_ERROR(ToTf(
         RowPartition::Make(placement_, View<int64_t>(*offsets), partition)));
     if ((*ids)->NumElements() > std::numeric_limits<int32_t>::max()) {

@@ -37,7 +37,8 @@ REGISTER_OP("LayoutMap>LookupRows")
       int64_t dim;
       TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      ShapeHandle ids;
+      ShapeHandle ids, unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(num_shards), 1, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(num_shards + 1), 1, &ids));
       TF_RETURN_IF_ERROR(c->Merge(ids, c->input(num_shards + 3), &ids));
       DimensionHandle num_samples;
@@ -73,11 +74,21 @@ REGISTER_OP("LayoutMap>ApplyRowGradients")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
     .Attr("placement: {'div', 'mod', 'offsets'}")
-    .Attr("optimizer: {'sgd', 'adagrad'}")
+    .Attr("optimizer: {'sgd', 'adagrad', 'adagrad_momentum', 'adam', 'ftrl'}")
     .Attr("table: string = ''")
     .Attr("Tids: {int32, int64}")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .SetShapeFn([](InferenceContext* c) {
+      // After the handles, all are vectors but for `gradients`.
+      constexpr int kNumVectors = 8, kGradients = 6;
+      const int first = c->num_inputs() - kNumVectors;
+      ShapeHandle unused;
+      for (int i = 0; i < kNumVectors; ++i) {
+        TF_RETURN_IF_ERROR(
+            c->WithRank(c->input(first + i), i == kGradients ? 2 : 1, &unused));
+      }
+      return absl::OkStatus();
+    })
     .Doc(R"doc(
 Sums the gradients of each row and takes one optimizer step on it, in place.
 
@@ -90,7 +101,8 @@ positions: An output of FindUniqueRows.
 row_splits: Sample `s` has ids [row_splits[s], row_splits[s + 1]).
 gains: One factor per id, [num_ids].
 gradients: Of the activations, [num_samples, dim].
-hyperparameters: sgd: [learning_rate]; adagrad: [learning_rate].
+hyperparameters: The numbers of the rule, learning_rate first; docs/ops.md lists
+  them.
 table: For messages.
 )doc");
 

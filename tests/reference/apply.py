@@ -1,0 +1,31 @@
+"""The update of a table, row by row, in place."""
+
+import numpy as np
+
+from tests.reference import lookup
+
+
+def step(optimizer: str, row, slots, gradient, hyperparameters):
+    """One optimizer step on views of a row and of its slot rows."""
+    rate = np.float32(hyperparameters[0])
+    if optimizer == "sgd":
+        row -= rate * gradient
+    elif optimizer == "adagrad":
+        slots[0] += gradient * gradient
+        row -= rate * gradient / np.sqrt(slots[0])
+    else:
+        raise ValueError(optimizer)
+
+
+def apply_row_gradients(
+    table, slots, unique_rows, unique_splits, positions, row_splits, gains,
+    gradients, *, optimizer: str, hyperparameters,
+):
+    """Writes to `table` and to each of `slots`."""
+    samples = lookup.sample_of(row_splits)
+    for u, row in enumerate(unique_rows):
+        gradient = np.zeros(table.shape[1], np.float32)
+        for position in positions[unique_splits[u]:unique_splits[u + 1]]:
+            gradient += gains[position] * gradients[samples[position]]
+        step(optimizer, table[row], [slot[row] for slot in slots], gradient,
+             hyperparameters)
