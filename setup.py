@@ -140,7 +140,8 @@ setuptools.setup(
     extras_require={
         "tensorflow": [f"tensorflow=={TF_MINOR}.*"],
         "tensorflow-cpu": [f"tensorflow-cpu=={TF_MINOR}.*"],
-        "datasets": ["tensorflow-datasets"],
+        # TensorFlow Datasets imports importlib_resources without asking for it.
+        "datasets": ["tensorflow-datasets", "importlib_resources"],
         "test": TEST,
         "develop": TEST + DEVELOP,
     },
