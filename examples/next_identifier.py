@@ -34,7 +34,8 @@ _MODEL_DIR = flags.DEFINE_string(
 _FRESH = flags.DEFINE_bool(
     "fresh", False, "Forget the checkpoints in --model_dir.")
 _STEPS = flags.DEFINE_integer(
-    "steps", _DEFAULTS.num_steps, "Training steps in all.", lower_bound=1)
+    "steps", None, "Training steps in all; four times over the data unless "
+    "told, within a few minutes.", lower_bound=1)
 _SAVE_EVERY = flags.DEFINE_integer(
     "save_every", 120, "Steps between checkpoints.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer(

@@ -94,7 +94,7 @@ def held_out_documents(documents: list[str], *, fraction: float,
     depend on which others there are, and is the same on every machine.
 
     >>> held_out_documents(["a.py", "b.py"], fraction=0.5, seed=1).tolist()
-    [False, True]
+    [True, False]
 
     Returns:
       `[num_documents]` bool. Never all and never none of two or more.

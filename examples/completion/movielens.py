@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +16,7 @@ DATASET = "movielens/100k-ratings"
 
 _OFFLINE = ("--data=stdlib (the default) and --data=FOLDER need neither "
             "network nor data sets.")
+_HOST = "files.grouplens.org"
 _BATCH = 4096
 
 
@@ -34,8 +37,12 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
             "--data=movielens needs TensorFlow Datasets: `pip install "
             f"tensorflow-datasets`. {_OFFLINE} Received: {error}.") from error
     try:
-        ratings = tfds.load(DATASET, split="train", data_dir=data_dir)
-        columns = _read_columns(tfds.as_numpy(ratings.ragged_batch(_BATCH)))
+        builder = tfds.builder(DATASET, data_dir=data_dir)
+        if not builder.is_prepared():
+            check_network()
+            builder.download_and_prepare()
+        ratings = builder.as_dataset(split="train").ragged_batch(_BATCH)
+        columns = _read_columns(tfds.as_numpy(ratings))
     # What a missing network raises depends on the layer that misses it.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
@@ -44,6 +51,16 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
             f"network. {_OFFLINE} Received: {type(error).__name__}: "
             f"{reason[:300]}") from error
     return corpus_of_ratings(columns)
+
+
+def check_network() -> None:
+    """Raises `OSError` at once if the host of the data cannot be reached.
+
+    The download itself tries again for many minutes before it gives up.
+    """
+    if urllib.request.getproxies():
+        return  # Only the proxy knows.
+    socket.create_connection((_HOST, 443), timeout=10).close()
 
 
 def _read_columns(batches) -> dict[str, np.ndarray | Ragged]:

@@ -49,6 +49,7 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
     test_positions = evaluation.chosen_positions(
         corpus.positions_of(held_out), max_held_out, settings.seed)
     _check_enough(corpus, settings, len(train_positions), len(test_positions))
+    settings = settings.steps_for(len(train_positions))
     unknown = np.mean(reader.targets(test_positions) == UNKNOWN)
     report.read(corpus, vocabulary, held_out, len(train_positions),
                 len(test_positions), unknown)

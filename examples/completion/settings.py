@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+_FEWEST, _MOST = 200, 1440  # steps that a run takes unless told
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -17,7 +19,7 @@ class Settings:
       batch_size: Positions of a training step.
       num_negatives: Items drawn to score each step's targets against; the
         ones drawn twice count once.
-      num_steps: Training steps in all.
+      num_steps: Training steps in all; None: see `steps_for`.
       table_rate: Learning rate of the tables, at the start.
       tower_rate: Learning rate of the tower, at the start.
       seed: Of everything that is drawn.
@@ -29,7 +31,22 @@ class Settings:
     num_shards: int = 4
     batch_size: int = 1024
     num_negatives: int = 1024
-    num_steps: int = 720
+    num_steps: int | None = None
     table_rate: float = 0.4
     tower_rate: float = 2e-3
     seed: int = 7
+
+    def steps_for(self, num_positions: int) -> Settings:
+        """Returns these settings with a number of steps.
+
+        Unless one was asked for: four times over all positions, but enough
+        for a small folder and not more than a few minutes for a large one.
+
+        >>> Settings().steps_for(102_400).num_steps
+        400
+        """
+        if self.num_steps is not None:
+            return self
+        wanted = 4 * num_positions // self.batch_size
+        return dataclasses.replace(
+            self, num_steps=min(max(wanted, _FEWEST), _MOST))
