@@ -1,7 +1,6 @@
 #include "cc/core/apply.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace layoutmap {
 namespace {
@@ -20,58 +19,20 @@ void ResolveRows(const ShardedView<float>& view, Span<const uint32_t> rows,
   std::fill(row_of->begin() + known, row_of->end(), (*row_of)[known - 1]);
 }
 
-}  // namespace
-
-Status ParseOptimizer(const std::string& name, Optimizer* optimizer) {
-  if (name == "none") {
-    *optimizer = Optimizer::kNone;
-  } else if (name == "sgd") {
-    *optimizer = Optimizer::kSgd;
-  } else if (name == "adagrad") {
-    *optimizer = Optimizer::kAdagrad;
-  } else {
-    return InvalidArgument(
-        "`optimizer` must be one of none, sgd, adagrad. Received: " + name);
-  }
-  return Status();
-}
-
-int NumSlots(Optimizer optimizer) {
-  return optimizer == Optimizer::kAdagrad ? 1 : 0;
-}
-
-Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
-                            Span<const float> hyperparameters) {
-  const int64_t expected = optimizer == Optimizer::kNone ? 0 : 1;
-  if (hyperparameters.size() != expected) {
-    return InvalidArgument("Table '" + table + "': its optimizer takes " +
-                           std::to_string(expected) +
-                           " hyperparameters. Received: " +
-                           std::to_string(hyperparameters.size()));
-  }
-  if (expected > 0 &&
-      !(std::isfinite(hyperparameters[0]) && hyperparameters[0] >= 0)) {
-    return InvalidArgument(
-        "Table '" + table +
-        "': the learning rate must be finite and at least 0. Received: " +
-        std::to_string(hyperparameters[0]));
-  }
-  return Status();
-}
-
-void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
-                    const RowGradients& gradients,
-                    const ShardedView<float>& table,
-                    Span<const ShardedView<float>> slots,
-                    const RowKernels& kernels,
-                    const ParallelFor& parallel_for) {
-  assert(slots.size() == NumSlots(optimizer));
+void ApplyToRows(Optimizer optimizer, Span<const float> hyperparameters,
+                 const RowGradients& gradients, const ShardedView<float>& table,
+                 Span<const ShardedView<float>> slots,
+                 const RowKernels& kernels, const ParallelFor& parallel_for) {
+  Modifiers modifiers;
+  const bool has_modifiers = HasModifiers(optimizer, hyperparameters);
+  if (has_modifiers) modifiers = ReadModifiers(optimizer, hyperparameters);
   auto work = [&](int64_t begin, int64_t end) {
     std::vector<float*> row_of, slot_of[kMaxSlots];
     for (int64_t tile = begin; tile < end; tile += kTile) {
       ApplyArgs args;
       args.optimizer = optimizer;
       args.hyperparameters = hyperparameters.data();
+      args.modifiers = has_modifiers ? &modifiers : nullptr;
       args.splits = gradients.splits.data();
       args.gradient_of = gradients.gradient_of.data();
       args.gains = gradients.gains.empty() ? nullptr : gradients.gains.data();
@@ -94,6 +55,46 @@ void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
   const int64_t rows_touched = 1 + slots.size();
   ForItems(gradients.splits, 4 * rows_touched, 8 + table.dim / 8, parallel_for,
            work);
+}
+
+// The same gradients over every row of the table: none where there were none.
+struct AllRows {
+  std::vector<uint32_t> rows;
+  std::vector<int64_t> splits;
+};
+
+AllRows SpreadOverAllRows(const RowGradients& gradients, int64_t num_rows) {
+  AllRows all;
+  all.rows.resize(num_rows);
+  all.splits.resize(num_rows + 1);
+  int64_t u = 0;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    all.rows[row] = static_cast<uint32_t>(row);
+    u += u < gradients.rows.size() && gradients.rows[u] == row;
+    all.splits[row + 1] = gradients.splits[u];
+  }
+  return all;
+}
+
+}  // namespace
+
+void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
+                    const RowGradients& gradients,
+                    const ShardedView<float>& table,
+                    Span<const ShardedView<float>> slots,
+                    const RowKernels& kernels,
+                    const ParallelFor& parallel_for) {
+  assert(slots.size() == NumSlots(optimizer));
+  if (!TouchesAllRows(optimizer, hyperparameters)) {
+    return ApplyToRows(optimizer, hyperparameters, gradients, table, slots,
+                       kernels, parallel_for);
+  }
+  const AllRows all = SpreadOverAllRows(gradients, table.partition->num_rows());
+  RowGradients spread = gradients;
+  spread.rows = all.rows;
+  spread.splits = all.splits;
+  ApplyToRows(optimizer, hyperparameters, spread, table, slots, kernels,
+              parallel_for);
 }
 
 }  // namespace layoutmap

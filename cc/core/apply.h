@@ -4,24 +4,15 @@
 #define TF_LAYOUTMAP_CORE_APPLY_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "cc/core/lookup.h"
+#include "cc/core/optimizer.h"
 #include "cc/core/parallel_for.h"
 #include "cc/core/simd/row_kernels.h"
-#include "cc/core/status.h"
 #include "cc/core/views.h"
 
 namespace layoutmap {
-
-Status ParseOptimizer(const std::string& name, Optimizer* optimizer);
-int NumSlots(Optimizer optimizer);
-
-// Refuses a wrong number of values, and any that is not finite or makes the
-// rule meaningless. `table` is for the message.
-Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
-                            Span<const float> hyperparameters);
 
 // The unique rows of a step, and for each of their positions (in the order in
 // which they are summed) the gradient row it belongs to and its gain.

@@ -38,7 +38,7 @@ engine: What the other ops take.
 num_replicas: How many replicas enqueue each step.
 max_pending_steps: Steps a replica may enqueue ahead of its dequeues.
 table_offsets: The offsets of all tables, one table after the other.
-table_optimizers: none, sgd or adagrad, one per table.
+table_optimizers: none, or the name of a rule, one per table.
 feature_tables: For each feature the place of its table in `table_names`.
 feature_max_sequence_lengths: 0 for a feature that is not a sequence.
 )doc");

@@ -9,9 +9,21 @@ namespace layoutmap {
 
 enum class CpuLevel { kBaseline, kAvx2, kAvx512 };
 
-enum class Optimizer { kNone, kSgd, kAdagrad };
+enum class Optimizer { kNone, kSgd, kAdagrad, kAdagradMomentum, kAdam, kFtrl };
 
-constexpr int kMaxSlots = 1;
+constexpr int kMaxSlots = 2;
+
+// What goes around any update rule, in this order: the gradient is clipped,
+// the rule runs, the row decays, the row is clipped.
+struct Modifiers {
+  float clip_gradient_min;
+  float clip_gradient_max;
+  float weight_decay;  // ready to multiply with: times the rate if so asked
+  float clip_weight_min;
+  float clip_weight_max;
+  // False: one step per contribution, in order, instead of one for their sum.
+  bool accumulate;
+};
 
 // Pointers are resolved a little ahead of where a loop reads, so that it can
 // prefetch: `row_of` has `kAhead` more entries than the loop walks over.
@@ -39,6 +51,7 @@ struct LookupArgs {
 struct ApplyArgs {
   Optimizer optimizer;
   const float* hyperparameters;
+  const Modifiers* modifiers;        // null: none, and accumulate
   float* const* row_of;              // by u - begin
   float* const* slot_of[kMaxSlots];  // by u - begin
   const int64_t* splits;

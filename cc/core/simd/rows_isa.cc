@@ -6,6 +6,9 @@
 // GCC stores them back on every id and runs four times slower.
 
 #include "cc/core/optimizers/adagrad.h"
+#include "cc/core/optimizers/adagrad_momentum.h"
+#include "cc/core/optimizers/adam.h"
+#include "cc/core/optimizers/ftrl.h"
 #include "cc/core/optimizers/sgd.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/simd/vector.h"
@@ -83,20 +86,12 @@ struct RowStep {
   int64_t k_end;
   float* row;
   float* slots[kMaxSlots];
-};
 
-template <int kRegisters>
-inline void FoldGradients(const RowStep& s, int64_t c, Vector* sum) {
-  const ApplyArgs& a = s.a;
-  for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
-  for (int64_t k = s.k_begin; k < s.k_end; ++k) {
-    const float* gradient = a.gradient_rows[a.gradient_of[k]] + c;
-    const float gain = a.gains == nullptr ? 1.0f : a.gains[k];
-    for (int r = 0; r < kRegisters; ++r) {
-      sum[r] += gain * Load(gradient + r * kLanes);
-    }
+  const float* gradient(int64_t k) const {
+    return a.gradient_rows[a.gradient_of[k]];
   }
-}
+  float gain(int64_t k) const { return a.gains == nullptr ? 1.0f : a.gains[k]; }
+};
 
 template <typename Rule, typename V>
 inline void Update(const Rule& rule, const RowStep& s, int64_t c, V gradient) {
@@ -108,12 +103,45 @@ inline void Update(const Rule& rule, const RowStep& s, int64_t c, V gradient) {
   for (int j = 0; j < Rule::kNumSlots; ++j) Write(s.slots[j] + c, slots[j]);
 }
 
+// A rule with what goes around it.
+template <typename Rule>
+struct Modified {
+  static constexpr int kNumSlots = Rule::kNumSlots;
+
+  template <typename V>
+  void operator()(V g, V* p, V* slots) const {
+    g = Clip(g, Fill<V>(m.clip_gradient_min), Fill<V>(m.clip_gradient_max));
+    rule(g, p, slots);
+    *p -= m.weight_decay * *p;
+    *p = Clip(*p, Fill<V>(m.clip_weight_min), Fill<V>(m.clip_weight_max));
+  }
+
+  Rule rule;
+  Modifiers m;
+};
+
+// Columns [c, c + kRegisters registers) of the row's gradient, summed over the
+// positions from k on: all of them, or one.
+template <int kRegisters>
+inline void FoldGradients(const RowStep& s, int64_t k, int64_t k_end, int64_t c,
+                          Vector* sum) {
+  for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
+  for (; k < k_end; ++k) {
+    const float* gradient = s.gradient(k) + c;
+    const float gain = s.gain(k);
+    for (int r = 0; r < kRegisters; ++r) {
+      sum[r] += gain * Load(gradient + r * kLanes);
+    }
+  }
+}
+
 template <int kRegisters, typename Rule>
-inline int64_t ApplyColumns(const Rule& rule, const RowStep& s, int64_t c) {
+inline int64_t ApplyColumns(const Rule& rule, const RowStep& s, int64_t k,
+                            int64_t k_end, int64_t c) {
   constexpr int64_t kWidth = kRegisters * kLanes;
   for (; c + kWidth <= s.a.dim; c += kWidth) {
     Vector sum[kRegisters];
-    FoldGradients<kRegisters>(s, c, sum);
+    FoldGradients<kRegisters>(s, k, k_end, c, sum);
     for (int r = 0; r < kRegisters; ++r) {
       Update<Rule, Vector>(rule, s, c + r * kLanes, sum[r]);
     }
@@ -122,8 +150,21 @@ inline int64_t ApplyColumns(const Rule& rule, const RowStep& s, int64_t c) {
 }
 
 template <typename Rule>
-void ApplyRule(const ApplyArgs& a) {
-  const Rule rule(a.hyperparameters);
+inline void ApplyRow(const Rule& rule, const RowStep& s, int64_t k,
+                     int64_t k_end) {
+  int64_t c = 0;
+  c = ApplyColumns<8>(rule, s, k, k_end, c);
+  c = ApplyColumns<4>(rule, s, k, k_end, c);
+  c = ApplyColumns<1>(rule, s, k, k_end, c);
+  for (; c < s.a.dim; ++c) {
+    float sum = 0;
+    for (int64_t i = k; i < k_end; ++i) sum += s.gain(i) * s.gradient(i)[c];
+    Update<Rule, float>(rule, s, c, sum);
+  }
+}
+
+template <typename Rule>
+void ApplyRule(const Rule& rule, bool accumulate, const ApplyArgs& a) {
   for (int64_t u = a.begin; u < a.end; ++u) {
     const int64_t i = u - a.begin;
     RowStep s = {a, a.splits[u], a.splits[u + 1], a.row_of[i], {}};
@@ -132,18 +173,21 @@ void ApplyRule(const ApplyArgs& a) {
       s.slots[j] = a.slot_of[j][i];
       PrefetchColumns<1>(a.slot_of[j][i + kAhead], a.dim);
     }
-    int64_t c = 0;
-    c = ApplyColumns<8>(rule, s, c);
-    c = ApplyColumns<4>(rule, s, c);
-    c = ApplyColumns<1>(rule, s, c);
-    for (; c < a.dim; ++c) {
-      float sum = 0;
-      for (int64_t k = s.k_begin; k < s.k_end; ++k) {
-        sum += (a.gains == nullptr ? 1.0f : a.gains[k]) *
-               a.gradient_rows[a.gradient_of[k]][c];
-      }
-      Update<Rule, float>(rule, s, c, sum);
+    if (accumulate) {
+      ApplyRow(rule, s, s.k_begin, s.k_end);
+    } else {
+      for (int64_t k = s.k_begin; k < s.k_end; ++k) ApplyRow(rule, s, k, k + 1);
     }
+  }
+}
+
+template <typename Rule>
+void Run(const ApplyArgs& a) {
+  const Rule rule(a.hyperparameters);
+  if (a.modifiers == nullptr) {
+    ApplyRule(rule, true, a);
+  } else {
+    ApplyRule(Modified<Rule>{rule, *a.modifiers}, a.modifiers->accumulate, a);
   }
 }
 
@@ -152,9 +196,15 @@ void Apply(const ApplyArgs& a) {
     case Optimizer::kNone:
       return;
     case Optimizer::kSgd:
-      return ApplyRule<Sgd>(a);
+      return Run<Sgd>(a);
     case Optimizer::kAdagrad:
-      return ApplyRule<Adagrad>(a);
+      return Run<Adagrad>(a);
+    case Optimizer::kAdagradMomentum:
+      return Run<AdagradMomentum>(a);
+    case Optimizer::kAdam:
+      return Run<Adam>(a);
+    case Optimizer::kFtrl:
+      return Run<Ftrl>(a);
   }
 }
 

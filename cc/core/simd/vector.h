@@ -51,6 +51,29 @@ static inline Vector Sqrt(Vector x) {
 #endif
 }
 
+static inline float Pow(float x, float y) { return __builtin_powf(x, y); }
+static inline Vector Pow(Vector x, float y) {
+  Vector power;
+  for (int i = 0; i < kLanes; ++i) power[i] = __builtin_powf(x[i], y);
+  return power;
+}
+
+// The order of operands lets NaN through: it must not become a limit.
+template <typename V>
+static inline V Clip(V x, V low, V high) {
+  x = x < low ? low : x;
+  return x > high ? high : x;
+}
+template <typename V>
+static inline V Abs(V x) {
+  return x < V{} ? -x : x;
+}
+// A value in every lane.
+template <typename V>
+static inline V Fill(float x) {
+  return V{} + x;
+}
+
 // The same operation on one lane, for the columns that fill no register: it
 // rounds like a lane of `Vector`, so the bits do not depend on the width.
 static inline void Read(const float* p, float* x) { *x = *p; }

@@ -1,0 +1,51 @@
+// Adam (Kingma and Ba, ICLR 2015) as the TPU engine has it: no bias correction,
+// which is left to a dynamic learning rate, lr sqrt(1 - beta_2^t) /
+// (1 - beta_1^t).
+//
+//   m = beta_1 m + (1 - beta_1) g
+//   v = beta_2 v + (1 - beta_2) g^2
+//   p -= lr m / sqrt(v + epsilon^2)   (sum inside the root)
+//   p -= lr m / (sqrt(v) + epsilon)   (outside)
+//
+// Whether rows without a gradient move too (not lazy) is the caller's.
+
+#ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_ADAM_H_
+#define TF_LAYOUTMAP_CORE_OPTIMIZERS_ADAM_H_
+
+#include "cc/core/simd/vector.h"
+
+namespace layoutmap {
+namespace LM_ISA {
+
+struct Adam {
+  static constexpr int kNumSlots = 2;  // momenta, velocities
+
+  explicit Adam(const float* h)
+      : lr(h[0]),
+        beta_1(h[1]),
+        beta_2(h[2]),
+        epsilon(h[3]),
+        sum_inside_sqrt(h[4] != 0) {}
+
+  template <typename V>
+  void operator()(V g, V* p, V* slots) const {
+    V& m = slots[0];
+    V& v = slots[1];
+    m = beta_1 * m + (1 - beta_1) * g;
+    v = beta_2 * v + (1 - beta_2) * (g * g);
+    const V root =
+        sum_inside_sqrt ? Sqrt(v + epsilon * epsilon) : Sqrt(v) + epsilon;
+    *p -= lr * m / root;
+  }
+
+  float lr;
+  float beta_1;
+  float beta_2;
+  float epsilon;
+  bool sum_inside_sqrt;
+};
+
+}  // namespace LM_ISA
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_OPTIMIZERS_ADAM_H_
