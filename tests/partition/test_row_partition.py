@@ -13,7 +13,12 @@ partitions = st.one_of(
     st.builds(RowPartition.div, st.integers(0, 60), st.integers(1, 9)),
     st.builds(RowPartition.mod, st.integers(0, 60), st.integers(1, 9)),
     st.builds(RowPartition.from_sizes,
-              st.lists(st.integers(0, 9), min_size=1, max_size=7)))
+              st.lists(st.integers(0, 9), min_size=1, max_size=7)),
+    st.builds(lambda num_rows, num_shards: RowPartition.from_callable(
+        # The last shard first: no other rule gives this.
+        lambda rows: (num_shards - 1 - rows % num_shards, rows // num_shards),
+        RowPartition.mod(num_rows, num_shards).sizes[::-1]),
+        st.integers(0, 60), st.integers(1, 9)))
 
 
 @given(partitions)
@@ -114,3 +119,22 @@ def test_offsets_that_are_no_partition_are_refused(placement, offsets, words):
 def test_impossible_numbers_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("function, words", [
+    (lambda rows: (rows % 3, rows // 3), "row 2 outside the shards"),
+    (lambda rows: (rows % 2, rows), "row 3 outside the shards"),
+    (lambda rows: (rows * 0 - 1, rows), "row 0 outside the shards"),
+    (lambda rows: (rows % 2, rows * 0),
+     "nothing for local row 1 of shard 0"),
+])
+def test_a_callable_that_loses_rows_is_refused(function, words):
+    with pytest.raises(ValueError, match=words):
+        RowPartition.from_callable(function, [3, 2])
+
+
+def test_a_function_goes_with_the_placement_of_that_name():
+    with pytest.raises(TypeError, match="`function` must be callable"):
+        RowPartition("callable", (0, 4))
+    with pytest.raises(TypeError, match="`function` must be callable"):
+        RowPartition("mod", (0, 4), lambda rows: (rows * 0, rows))

@@ -1,23 +1,28 @@
 """Which shard owns a global row, and as which local row."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_layoutmap import _checks
 
-PLACEMENTS = ("div", "mod", "offsets")
+PLACEMENTS = ("div", "mod", "offsets", "callable")
+
+# Rows that a callable placement is asked for at once: large enough to be fast,
+# small beside any table.
+_CHUNK_ROWS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class RowPartition:
     """The rule that divides the rows of a table among shards.
 
-    Make one with `div`, `mod` or `from_sizes`. Two partitions are equal when
-    they place every row alike by the same rule.
+    Make one with `div`, `mod`, `from_sizes` or `from_callable`. Two partitions
+    are equal when they place every row alike by the same rule.
 
     >>> partition = RowPartition.div(num_rows=5, num_shards=2)
     >>> partition.sizes
@@ -30,12 +35,17 @@ class RowPartition:
       placement: `"div"`: contiguous blocks, the first `num_rows % num_shards`
         shards one row longer. `"mod"`: row `r` is local row `r // num_shards`
         of shard `r % num_shards`. `"offsets"`: contiguous blocks of any sizes.
+        `"callable"`: whatever `function` says.
       offsets: Cumulative shard sizes, `num_shards + 1` of them, from 0 to
-        `num_rows`. For `"mod"` these count rows, they do not bound them.
+        `num_rows`. For `"mod"` and `"callable"` these count rows, they do not
+        bound them.
+      function: For `"callable"`: takes global rows, returns owners and local
+        rows of the same shape.
     """
 
     placement: str
     offsets: tuple[int, ...]
+    function: Callable | None = None
 
     def __post_init__(self):
         _checks.check_one_of("placement", self.placement, PLACEMENTS)
@@ -48,7 +58,11 @@ class RowPartition:
                 "offsets", "at least two numbers that start at 0 and do not "
                 "decrease", offsets))
         object.__setattr__(self, "offsets", offsets)
-        if self.placement != "offsets" and self.sizes != _even_sizes(
+        if (self.placement == "callable") != callable(self.function):
+            raise TypeError(_checks.message(
+                "function", "callable for placement 'callable' only",
+                self.function))
+        if self.placement in ("div", "mod") and self.sizes != _even_sizes(
                 self.num_rows, self.num_shards):
             raise ValueError(_checks.message(
                 "offsets", f"even for placement {self.placement!r}", offsets))
@@ -79,6 +93,29 @@ class RowPartition:
         even = sizes == _even_sizes(sum(sizes), len(sizes))
         return cls("div" if even else "offsets", _cumulative(sizes))
 
+    @classmethod
+    def from_callable(cls, function: Callable,
+                      sizes: Sequence[int]) -> "RowPartition":
+        """Rows wherever `function` puts them, checked for every row.
+
+        >>> swapped = RowPartition.from_callable(
+        ...     lambda rows: (1 - rows % 2, rows // 2), sizes=[2, 3])
+        >>> swapped.global_rows(1).tolist()
+        [0, 2, 4]
+
+        Args:
+          function: `function(rows) -> (shards, local_rows)`. It is given
+            numpy arrays and, by `ShardedVariable`, tensors: make it of
+            operators that both have, like `%` and `//`.
+          sizes: Rows of each shard.
+
+        Raises:
+          ValueError: It does not fill every row of every shard once.
+        """
+        partition = cls("callable", cls.from_sizes(sizes).offsets, function)
+        partition._rows_in_shard_order  # noqa: B018 (computed, so checked)
+        return partition
+
     @property
     def num_rows(self) -> int:
         """Rows of the whole table."""
@@ -98,7 +135,8 @@ class RowPartition:
     @property
     def is_contiguous(self) -> bool:
         """Whether each shard holds neighbouring rows, in order of shards."""
-        return self.placement != "mod" or self.num_shards == 1
+        return (self.placement in ("div", "offsets")
+                or self.placement == "mod" and self.num_shards == 1)
 
     def locate(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns the owner of each global row and its row there.
@@ -125,7 +163,9 @@ class RowPartition:
             raise ValueError(
                 f"Row {int(rows[outside].flat[0])} is outside a table with "
                 f"{self.num_rows} rows.")
-        if self.placement == "mod":
+        if self.placement == "callable":
+            shards, local_rows = self.function(rows)
+        elif self.placement == "mod":
             shards = rows % self.num_shards
             local_rows = rows // self.num_shards
         else:
@@ -147,7 +187,43 @@ class RowPartition:
         if self.placement == "mod":
             return np.arange(shard, self.num_rows, self.num_shards,
                              dtype=np.int64)
+        if self.placement == "callable":
+            return self._rows_in_shard_order[
+                slice(*self.offsets[shard:shard + 2])]
         return np.arange(*self.offsets[shard:shard + 2], dtype=np.int64)
+
+    @functools.cached_property
+    def _rows_in_shard_order(self) -> np.ndarray:
+        """The inverse of a callable placement: shard by shard, int64."""
+        found = np.full(self.num_rows, -1, np.int64)
+        starts = np.asarray(self.offsets[:-1], np.int64)
+        sizes = np.asarray(self.sizes, np.int64)
+        for first in range(0, self.num_rows, _CHUNK_ROWS):
+            rows = np.arange(first, min(first + _CHUNK_ROWS, self.num_rows),
+                             dtype=np.int64)
+            shards, local_rows = (np.asarray(part, np.int64)
+                                  for part in self.locate(rows))
+            inside = (shards >= 0) & (shards < self.num_shards)
+            inside[inside] = (
+                (local_rows[inside] >= 0)
+                & (local_rows[inside] < sizes[shards[inside]]))
+            if shards.shape != rows.shape or not inside.all():
+                wrong = int(rows[~inside][0]) if (
+                    shards.shape == rows.shape) else first
+                raise ValueError(
+                    "A callable placement must put each row into a row of a "
+                    f"shard. Received: row {wrong} outside the shards of "
+                    f"sizes {self.sizes}.")
+            found[starts[shards] + local_rows] = rows
+        if (found < 0).any():
+            # As many rows as places: one left empty means another taken twice.
+            place = int(np.argmin(found))
+            shard = int(np.searchsorted(self.offsets[1:], place, "right"))
+            raise ValueError(
+                "A callable placement must fill every row of every shard "
+                "once. Received: nothing for local row "
+                f"{place - self.offsets[shard]} of shard {shard}.")
+        return found
 
 
 def _even_sizes(num_rows: int, num_shards: int) -> tuple[int, ...]:
