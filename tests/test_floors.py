@@ -27,6 +27,7 @@ FLOORS = {
     "_tf_private": 1,
     "_keras_private": 1,
     "_ops": 1,
+    "_op_gradients": 1,
     "layout": 2,
     "sharded": 2,
     "embedding": 3,

@@ -77,13 +77,18 @@ def _load() -> types.ModuleType:
     tf = _import_tensorflow(built_for)
     _check_version(tf.__version__, built_for)
     try:
-        return tf.load_op_library(str(_LIBRARY))
+        library = tf.load_op_library(str(_LIBRARY))
     except tf.errors.NotFoundError as error:
         raise ImportError(
             f"{_LIBRARY.name}, built for TensorFlow {built_for}, does not load "
             f"into TensorFlow {tf.__version__}: {error.message}. Build it "
             "again on this machine: `make build`, or "
             "`pip install --no-build-isolation .`") from error
+    # Not at the head of this file: it imports TensorFlow, whose version must
+    # be checked first.
+    gradients = importlib.import_module("tf_layoutmap._op_gradients")
+    gradients.register(library)
+    return library
 
 
 def _load_native() -> types.ModuleType:

@@ -1,0 +1,69 @@
+"""The registered gradients of the native ops.
+
+`_ops` imports this module once the library is loaded, so that an op cannot be
+used without its gradient.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def register(ops: Any) -> None:
+    """Registers the gradients; `ops` holds the functions of the library."""
+
+    @tf.RegisterGradient("LayoutMap>LookupRows")
+    def _lookup_rows_gradient(
+        op: tf.Operation, gradient: tf.Tensor,
+    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
+        """Gradients of shards, offsets, ids, row_splits and gains.
+
+        A shard gets one slice per id that it owns, in the order of ids: a row
+        that comes twice is there twice, as in the gradient of `tf.gather`.
+        """
+        num_shards = op.get_attr("num_shards")
+        shards = op.inputs[:num_shards]
+        offsets, ids, row_splits, gains = op.inputs[num_shards:]
+        attrs = {"offsets": offsets,
+                 "placement": op.get_attr("placement").decode()}
+        # [num_ids, dim]: what arrives at the sample of each id.
+        of_ids = tf.gather(
+            gradient, tf.ragged.row_splits_to_segment_ids(row_splits))
+
+        routed = ops.layout_map_route_ids(ids=ids, **attrs)
+        slices = _by_shard(
+            routed, tf.gather(of_ids * gains[:, tf.newaxis],
+                              routed.permutation),
+            _shard_sizes(offsets, num_shards))
+
+        of_gains = None
+        # A tape tells which inputs nobody asks for: spare the second lookup.
+        skipped = getattr(op, "skip_input_indices", None) or ()
+        if num_shards + 3 not in skipped:
+            rows = ops.layout_map_lookup_rows(
+                shards=shards, ids=ids,
+                row_splits=tf.range(tf.size(ids, tf.int64) + 1),
+                gains=tf.ones_like(gains), dim=op.get_attr("dim"),
+                feature=op.get_attr("feature"), table=op.get_attr("table"),
+                **attrs)
+            of_gains = tf.reduce_sum(rows * of_ids, axis=1)
+        return [*slices, None, None, None, of_gains]
+
+
+def _shard_sizes(offsets: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
+    return tf.unstack(offsets[1:] - offsets[:-1], num=num_shards)
+
+
+def _by_shard(
+    routed: Any, values: tf.Tensor, shard_sizes: Sequence[tf.Tensor],
+) -> list[tf.IndexedSlices]:
+    """Cuts `values`, one per routed slot, into the slices of each shard."""
+    slices = []
+    dim = tf.shape(values, tf.int64)[1]
+    for shard, size in enumerate(shard_sizes):
+        start, end = routed.splits[shard], routed.splits[shard + 1]
+        slices.append(tf.IndexedSlices(
+            values[start:end], routed.local_rows[start:end],
+            dense_shape=tf.stack([size, dim])))
+    return slices
