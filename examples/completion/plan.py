@@ -94,7 +94,7 @@ class Plan:
             "shards": min(self.settings.num_shards, table.vocabulary_size),
             # The rows, and as much again for Adagrad's accumulators.
             "bytes": 2 * 4 * table.vocabulary_size * table.dim,
-            "optimizer": f"Adagrad {self.settings.table_rate:g}, falling",
+            "optimizer": f"Adagrad {self.settings.table_rate:g}",
         } for table in self.tables.values()]
 
     def shape_facts(self) -> dict[str, list[int]]:

@@ -56,7 +56,7 @@ def read_folder(root: Path, *, source: str | None = None,
         try:
             with tokenize.open(path) as text:
                 files.append(read_file(text.readline, names, marks, scopes))
-        except (SyntaxError, UnicodeDecodeError, tokenize.TokenError, OSError):
+        except (SyntaxError, ValueError, tokenize.TokenError, OSError):
             unread += 1  # Python 2, templates, broken on purpose
             continue
         relative = path.relative_to(root).with_suffix("")

@@ -28,7 +28,8 @@ class Report:
 
     def say(self, text: str) -> None:
         """Prints a line."""
-        self._console.print(escape(text))
+        # Broken by the terminal, not here: a path can be copied.
+        self._console.print(escape(text), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str],
               rows: Iterable[Sequence[object]], *,
@@ -72,11 +73,11 @@ class Report:
                  cost["dim"], cost["shards"], _megabytes(cost["bytes"]),
                  cost["optimizer"]] for cost in costs]
         total = sum(cost["bytes"] for cost in costs)
-        rows.append(["tower", "all but recent, target, negatives",
-                     f"{num_weights:,} weights", "", "",
-                     _megabytes(3 * 4 * num_weights), "Adam (Keras)"])
+        # Its weights, and Adam's two moments of each.
+        rows.append(["Keras tower", f"{num_weights:,} weights", "", "", "",
+                     _megabytes(3 * 4 * num_weights), "Adam"])
         self.table(
-            f"The plan: {_megabytes(total)} MB of rows and accumulators",
+            f"The plan: {_megabytes(total)} MB of rows and their optimizer",
             ["table", "features", "rows", "dim", "shards", "MB",
              "optimizer"],
             rows, numbers=["rows", "dim", "shards", "MB"])

@@ -145,8 +145,9 @@ def _export_and_ask(model: Completer, plan: Plan, reader: FeatureReader,
         own_scores.numpy(), names, scores)
     report.say(
         f"A process without tf_layoutmap gave the same {offers} offers for "
-        f"each of {count} held-out positions; the largest difference of a "
-        f"score is {difference:.1e}.")
+        f"each of {count} held-out positions; "
+        + (f"scores differ by at most {difference:.1e}." if difference else
+           "scores are equal to the bit."))
     targets = reader.targets(chosen)
     shown = np.flatnonzero(targets != UNKNOWN)
     shown = shown[np.linspace(0, len(shown) - 1, _SHOWN).astype(np.int64)

@@ -39,11 +39,20 @@ class Checkpoints:
         """Restores the newest checkpoint; returns its path, or None.
 
         Raises:
-          AssertionError: Something of the model is not in the checkpoint.
+          DataError: It is damaged, or something of the model is not in it.
         """
-        if self.latest is not None:
+        if self.latest is None:
+            return None
+        try:
             status = self._manager.checkpoint.restore(self.latest)
             status.assert_existing_objects_matched()
+        # TensorFlow's reader raises any of these for a file cut short.
+        except (tf.errors.OpError, ValueError, IndexError, RuntimeError,
+                AssertionError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise DataError(
+                f"The checkpoint {self.latest} cannot be restored: {reason} "
+                "Start over with --fresh.") from error
         return self.latest
 
     def save(self, step: int) -> str:

@@ -1,0 +1,128 @@
+"""The whole program, as a person starts it."""
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "next_identifier.py"
+
+
+def start(*arguments):
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Real text: two packages that every Python brings."""
+    folder = tmp_path_factory.mktemp("sources")
+    for package in ("asyncio", "email"):
+        shutil.copytree(Path(sysconfig.get_path("stdlib"), package),
+                        folder / package)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def first_run(sources, model_dir):
+    ended = start(f"--data={sources}", f"--model_dir={model_dir}",
+                  "--steps=60", "--save_every=25", "--batch_size=256")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
+
+
+def figures_of(printed):
+    """Recall@10 and MRR of each row of the comparison."""
+    found = re.findall(
+        r"│ (most frequent|bigram counts|the model) +│ +([\d.]+) │ +([\d.]+)",
+        printed)
+    return {name: (float(recall), float(mrr)) for name, recall, mrr in found}
+
+
+@pytest.mark.slow
+def test_the_model_beats_both_baselines(first_run):
+    figures = figures_of(first_run)
+    assert len(figures) == 3
+    for baseline in ("most frequent", "bigram counts"):
+        for measure in (0, 1):
+            assert figures["the model"][measure] > figures[baseline][measure]
+
+
+@pytest.mark.slow
+def test_the_exported_model_answers_without_this_package(first_run):
+    assert ("A process without tf_layoutmap gave the same 10 offers for each "
+            "of 200 held-out positions") in " ".join(first_run.split())
+
+
+@pytest.mark.slow
+def test_a_person_sees_the_plan_and_what_it_took(first_run):
+    for table in ("identifiers", "candidates", "pieces", "scopes"):
+        assert re.search(rf"│ {table} +│.*│ Adagrad", first_run)
+    assert "60/60" in first_run
+    assert re.search(r"Took \d+ s; peak memory \d\.\d\d GiB", first_run)
+
+
+@pytest.mark.slow
+def test_started_again_it_goes_on_from_the_newest_checkpoint(
+        first_run, sources, model_dir):
+    assert "A new model" in first_run
+    again = start(f"--data={sources}", f"--model_dir={model_dir}",
+                  "--steps=60", "--batch_size=256")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "ckpt-60, step 60" in " ".join(again.stdout.split())
+    assert "Nothing left to train" in again.stdout
+    assert figures_of(again.stdout) == figures_of(first_run)
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_model_is_refused(first_run, sources, model_dir):
+    ended = start(f"--data={sources / 'email'}", f"--model_dir={model_dir}",
+                  "--steps=1", "--batch_size=64")
+    assert ended.returncode == 2
+    assert "--model_dir must be empty or hold the same model" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused(
+        first_run, sources, model_dir, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model_dir, damaged)
+    state = damaged / "checkpoints" / "checkpoint"
+    state.write_text(state.read_text().replace(str(model_dir), str(damaged)))
+    rows = damaged / "checkpoints" / "ckpt-60.data-00000-of-00001"
+    rows.write_bytes(rows.read_bytes()[:rows.stat().st_size // 2])
+    ended = start(f"--data={sources}", f"--model_dir={damaged}",
+                  "--steps=60", "--batch_size=256")
+    assert ended.returncode == 2, ended.stderr[-3000:]
+    assert re.search(r"ckpt-60 cannot be restored.*--fresh", ended.stderr)
+
+
+@pytest.mark.parametrize("source, message", [
+    ("missing", "which is not there"),
+    ("empty", "at least one readable Python file"),
+])
+def test_data_that_cannot_be_used_is_refused(tmp_path, source, message):
+    (tmp_path / "empty").mkdir()
+    ended = start(f"--data={tmp_path / source}")
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_too_little_to_learn_from_is_refused(tmp_path):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("x = x\n")
+    ended = start(f"--data={tmp_path}")
+    assert ended.returncode == 2
+    assert "at least --batch_size=1024 positions" in ended.stderr
