@@ -33,7 +33,7 @@ BAZEL_FILES = BUILD WORKSPACE MODULE.bazel \
 .PHONY: help
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
-	    awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	    awk -F ':.*## ' '{ printf "  make %-9s %s\n", $$1, $$2 }'
 
 $(VENV)/.packages: setup.py .ci/system_packages .ci/make_venv
 	bash .ci/system_packages build
@@ -73,6 +73,11 @@ wheel: build  ## Makes a manylinux wheel in wheelhouse/.
 asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
 	bash .ci/system_packages build
 	$(BAZEL) test --config=asan //cc/core/...
+
+.PHONY: asan-ops
+asan-ops: build  ## Runs the op tests over an ASan-built core inside TensorFlow.
+	bash .ci/asan_ops $(RUN) $(BAZEL) -m "not slow" tests/kernels \
+	    tests/embedding
 
 .PHONY: tsan
 tsan:  ## Runs the C++ tests under ThreadSanitizer.

@@ -20,6 +20,17 @@ COPTS = [
     "//conditions:default": ["-O3"],
 })
 
+# For files that include TensorFlow's headers: never instrumented, never with
+# assert alive. Both change the layout of absl's and TensorFlow's classes, which
+# must be that of the installed libraries.
+TF_COPTS = COPTS + select({
+    "//cc:instrumented": [
+        "-fno-sanitize=all",
+        "-DNDEBUG",
+    ],
+    "//conditions:default": [],
+})
+
 # Extra flags per body of cc/core/simd. Never for a file that includes
 # TensorFlow, Eigen or the standard library's templates: the linker keeps one
 # copy of each inline function, and it could be one that this CPU cannot run.
