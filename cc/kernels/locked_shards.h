@@ -56,6 +56,9 @@ class LockedShards {
   absl::Status FirstRowShape(const std::string& table,
                              tensorflow::TensorShape* row_shape) const;
 
+  // Of the first variable, once its row shape is known.
+  int64_t FirstNumRows() const { return variables_[0]->tensor()->dim_size(0); }
+
   int size() const { return static_cast<int>(variables_.size()); }
 
  private:

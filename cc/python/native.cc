@@ -13,6 +13,7 @@
 #include "cc/core/row_partition.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/unique_rows.h"
+#include "cc/dtensor/expander_registry.h"
 
 namespace py = pybind11;
 
@@ -22,6 +23,11 @@ namespace {
 // A wrong value is a ValueError with the core's sentence.
 void Check(const Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
+}
+
+// A call that cannot be carried out is a RuntimeError.
+void CheckCall(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
 }
 
 template <typename T>
@@ -118,4 +124,17 @@ PYBIND11_MODULE(_native, m) {
       "cpu_level",
       [] { return layoutmap::CpuLevelName(layoutmap::CurrentCpuLevel()); },
       "The instruction set in use: baseline, avx2 or avx512.");
+  m.def(
+      "share_expander",
+      [](const std::string& name, const std::string& donor) {
+        layoutmap::CheckCall(layoutmap::ShareExpander(name, donor));
+      },
+      py::arg("name"), py::arg("donor"),
+      "Has tf.dtensor divide op `name` as it does the stock op `donor`.");
+  m.def("has_expander", &layoutmap::HasExpander, py::arg("name"),
+        "Whether tf.dtensor knows how to divide op `name`.");
+  m.def(
+      "expander_registry_problem",
+      [] { return layoutmap::ExpanderRegistryAvailable().message(); },
+      "Why `share_expander` cannot work here, or an empty string.");
 }

@@ -1,0 +1,214 @@
+// One shard of a table on one device, as tf.dtensor hands it to each device.
+
+#include <utility>
+#include <vector>
+
+#include "cc/core/apply.h"
+#include "cc/core/gather.h"
+#include "cc/core/unique_rows.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// The global rows [begin, begin + partition.num_rows()) of this device.
+struct LocalShard {
+  int64_t begin;
+  RowPartition partition;  // one shard, all local rows
+};
+
+absl::Status ReadShard(OpKernelContext* ctx, const LockedShards& shards,
+                       const std::string& table, int64_t num_rows,
+                       LocalShard* shard, TensorShape* row_shape) {
+  const Tensor* index;
+  const Tensor* ids;
+  TF_RETURN_IF_ERROR(ctx->input("shard_index", &index));
+  TF_RETURN_IF_ERROR(ctx->input("ids", &ids));
+  if (index->NumElements() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Table '", table, "': each device takes one `shard_index`. Received: ",
+        index->NumElements()));
+  }
+  TF_RETURN_IF_ERROR(CheckRank("ids", *ids, 1));
+  TF_RETURN_IF_ERROR(shards.FirstRowShape(table, row_shape));
+  const int64_t size = shards.FirstNumRows();
+  const int64_t offsets[] = {0, size};
+  TF_RETURN_IF_ERROR(ToTf(RowPartition::Make(
+      Placement::kDiv, Span<const int64_t>(offsets, 2), &shard->partition)));
+  shard->begin = index->flat<int32_t>()(0) * size;
+  if (row_shape->dims() != 1 || shard->begin < 0 ||
+      (shard->begin > 0 && shard->begin >= num_rows + size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Table '", table, "' with ", num_rows,
+                     " rows must be [num_rows, dim]. Received: shard ",
+                     index->flat<int32_t>()(0), " of ", size, " rows of shape ",
+                     row_shape->DebugString()));
+  }
+  return absl::OkStatus();
+}
+
+// Local rows of the ids that live here, and their places in `ids`.
+template <typename Tid>
+void SelectOwned(Span<const Tid> ids, const LocalShard& shard,
+                 std::vector<uint32_t>* rows, std::vector<int64_t>* places) {
+  const uint64_t size = static_cast<uint64_t>(shard.partition.num_rows());
+  for (int64_t i = 0; i < ids.size(); ++i) {
+    const uint64_t local =
+        static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - shard.begin);
+    if (local >= size) continue;
+    rows->push_back(static_cast<uint32_t>(local));
+    places->push_back(i);
+  }
+}
+
+template <typename Tid>
+class LookupShardOp : public OpKernel {
+ public:
+  explicit LookupShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    LockedShards shards;
+    OP_REQUIRES_OK(ctx,
+                   shards.Lock(ctx, {"shard"}, LockedShards::Mode::kShared));
+    LocalShard shard;
+    TensorShape row_shape;
+    OP_REQUIRES_OK(
+        ctx, ReadShard(ctx, shards, table_, num_rows_, &shard, &row_shape));
+    const Tensor* id_values;
+    OP_REQUIRES_OK(ctx, ctx->input("ids", &id_values));
+    const Span<const Tid> ids = View<Tid>(*id_values);
+    // Every device sees all ids, so every device refuses a bad one.
+    OP_REQUIRES_OK(ctx, ToTf(CheckIds(ids, num_rows_, table_)));
+    ShardedView<const float> table;
+    OP_REQUIRES_OK(ctx,
+                   shards.View(0, table_, shard.partition, row_shape, &table));
+
+    Tensor* partial = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(0, TensorShape({1, ids.size(), table.dim}),
+                                  &partial));
+    float* out = partial->flat<float>().data();
+    const int64_t size = shard.partition.num_rows();
+    TfParallelFor(ctx)(
+        ids.size(), 10 + table.dim / 4, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t local = static_cast<int64_t>(ids[i]) - shard.begin;
+            if (local >= 0 && local < size) {
+              std::copy_n(table.row(local), table.dim, out + i * table.dim);
+            } else {
+              std::fill_n(out + i * table.dim, table.dim, 0.0f);
+            }
+          }
+        });
+  }
+
+ private:
+  std::string table_;
+  int64_t num_rows_;
+};
+
+template <typename Tid>
+class UpdateShardOp : public OpKernel {
+ public:
+  explicit UpdateShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string optimizer;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
+    OP_REQUIRES_OK(ctx, ToTf(ParseOptimizer(optimizer, &optimizer_)));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor* id_values;
+    const Tensor* gradients;
+    const Tensor* hyperparameters;
+    OP_REQUIRES_OK(ctx, ctx->input("ids", &id_values));
+    OP_REQUIRES_OK(ctx, ctx->input("gradients", &gradients));
+    OP_REQUIRES_OK(ctx, ctx->input("hyperparameters", &hyperparameters));
+    OP_REQUIRES_OK(ctx,
+                   ToTf(CheckHyperparameters(optimizer_, table_,
+                                             View<float>(*hyperparameters))));
+    LockedShards shards;
+    OP_REQUIRES_OK(ctx, shards.Lock(ctx, {"shard", "slots"},
+                                    LockedShards::Mode::kExclusive));
+    OP_REQUIRES(
+        ctx, shards.size() == 1 + NumSlots(optimizer_),
+        absl::InvalidArgumentError(absl::StrCat(
+            "Table '", table_, "': its optimizer has ", NumSlots(optimizer_),
+            " slot variables. Received: ", shards.size() - 1)));
+    LocalShard shard;
+    TensorShape row_shape;
+    OP_REQUIRES_OK(
+        ctx, ReadShard(ctx, shards, table_, num_rows_, &shard, &row_shape));
+    const Span<const Tid> ids = View<Tid>(*id_values);
+    OP_REQUIRES_OK(ctx, ToTf(CheckIds(ids, num_rows_, table_)));
+    TensorShape expected({ids.size()});
+    expected.AppendShape(row_shape);
+    OP_REQUIRES(ctx, gradients->shape() == expected,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`gradients` for table '", table_, "' must be ",
+                    expected.DebugString(), ". Received: shape ",
+                    gradients->shape().DebugString())));
+    std::vector<ShardedView<float>> views(shards.size());
+    for (int j = 0; j < shards.size(); ++j) {
+      OP_REQUIRES_OK(ctx, shards.MutableView(ctx, j, table_, shard.partition,
+                                             row_shape, &views[j]));
+    }
+
+    std::vector<uint32_t> rows;
+    std::vector<int64_t> places;
+    SelectOwned(ids, shard, &rows, &places);
+    const Span<const uint32_t> segment(rows);
+    const UniqueRows unique =
+        FindUniqueRows(Span<const Span<const uint32_t>>(&segment, 1),
+                       shard.partition.num_rows());
+    std::vector<const float*> gradient_rows(places.size());
+    const float* gradient = gradients->flat<float>().data();
+    for (size_t k = 0; k < places.size(); ++k) {
+      gradient_rows[k] = gradient + places[k] * views[0].dim;
+    }
+    RowGradients row_gradients;
+    row_gradients.rows = unique.rows;
+    row_gradients.splits = unique.splits;
+    row_gradients.gradient_of = unique.positions;
+    row_gradients.gradient_rows = gradient_rows;
+    ApplyGradients(optimizer_, View<float>(*hyperparameters), row_gradients,
+                   views[0],
+                   {views.data() + 1, static_cast<int64_t>(views.size()) - 1},
+                   RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
+  }
+
+ private:
+  Optimizer optimizer_;
+  std::string table_;
+  int64_t num_rows_;
+};
+
+#define LM_REGISTER(name, Kernel)                               \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
+                              .Device(DEVICE_CPU)               \
+                              .TypeConstraint<int32_t>("Tids"), \
+                          Kernel<int32_t>);                     \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
+                              .Device(DEVICE_CPU)               \
+                              .TypeConstraint<int64_t>("Tids"), \
+                          Kernel<int64_t>)
+
+LM_REGISTER("LookupShard", LookupShardOp);
+LM_REGISTER("UpdateShard", UpdateShardOp);
+
+#undef LM_REGISTER
+
+}  // namespace
+}  // namespace layoutmap
