@@ -38,8 +38,8 @@ class Roof {
     Run(rows, [&](int thread, const int64_t* row, int64_t count) {
       float lanes[kFloatsPerLine] = {};
       for (int64_t i = 0; i < count; ++i) {
-        const float* ahead = &table_[row[std::min(i + kAhead, count - 1)] *
-                                     dim_];
+        const float* ahead =
+            &table_[row[std::min(i + kAhead, count - 1)] * dim_];
         for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
           __builtin_prefetch(ahead + c);
         }

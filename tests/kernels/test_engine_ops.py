@@ -428,8 +428,8 @@ def test_a_held_value_stays_while_the_update_lands():
     ({"table_offsets": []}, "Table 'ads'"),
     ({"table_offsets": [0, 4, 7, 0, 1, 4, 5]}, "cut the rows evenly"),
     ({"table_placements": ["div", "hash"]}, "one of div, mod, offsets"),
-    ({"table_optimizers": ["newton", "sgd"]}, "`optimizer` must be one of none, "
-     "sgd, adagrad"),
+    ({"table_optimizers": ["newton", "sgd"]},
+     "`optimizer` must be one of none, sgd, adagrad"),
     ({"feature_tables": [0, 1, 0, 2]}, "Feature 'bag'"),
     ({"feature_tables": [0, 1, 0, -1]}, "Feature 'bag'"),
     ({"feature_combiners": ["mean"] * 3 + ["max"]}, "one of sum, mean, sqrtn"),

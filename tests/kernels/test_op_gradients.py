@@ -140,8 +140,8 @@ def test_a_read_before_a_write_reads_before_it():
 
     def read():
         return _ops.lookup_rows(
-            shards=[variable.handle], offsets=[0, 4], ids=[1], row_splits=[0, 1],
-            gains=[1.0], placement="div", dim=3)
+            shards=[variable.handle], offsets=[0, 4], ids=[1],
+            row_splits=[0, 1], gains=[1.0], placement="div", dim=3)
 
     @tf.function
     def read_write_read():
