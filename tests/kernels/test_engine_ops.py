@@ -174,6 +174,27 @@ def test_training_is_the_twins_to_the_bit(num_replicas, form, dtype):
         engine.check()
 
 
+def real_and_model(engine, verb, replica, seed):
+    """The same call, to the ops and to the twin."""
+    model = engine.twin
+    if verb == "dequeue":
+        return (lambda: engine.dequeue(replica),
+                lambda: model.dequeue(replica))
+    if verb == "reset":
+        return lambda: _ops.reset_host_engine(engine.handle), model.reset
+    if verb == "apply":
+        gradients = random_gradients(seed)
+        return (lambda: engine.apply(replica, gradients),
+                lambda: model.apply(replica, gradients, HYPERPARAMETERS))
+    batch = random_batch(seed)
+    inputs = inputs_of(batch)
+    if verb == "bad enqueue":
+        inputs["num_samples"][0] = 99
+    training, valid = verb != "infer", verb != "bad enqueue"
+    return (lambda: engine.enqueue(replica, inputs, training),
+            lambda: model.enqueue(replica, training, batch, valid=valid))
+
+
 @given(num_replicas=st.integers(1, 3), data=st.data())
 def test_calls_in_any_order_do_what_the_twin_does(num_replicas, data):
     engine = Engine(num_replicas)
@@ -181,30 +202,8 @@ def test_calls_in_any_order_do_what_the_twin_does(num_replicas, data):
         st.sampled_from(["enqueue", "enqueue", "dequeue", "apply", "apply",
                          "infer", "bad enqueue", "reset"]),
         st.integers(0, num_replicas - 1)), max_size=25))
-    for number, (verb, r) in enumerate(calls):
-        batch = random_batch(number)
-        inputs = inputs_of(batch)
-        gradients = random_gradients(number)
-        if verb == "bad enqueue":
-            inputs["ids"][0] = inputs["ids"][0] - 100
-            if inputs["ids"][0].size == 0:
-                inputs["num_samples"][0] = 99
-        real, model = {
-            "enqueue": (lambda: engine.enqueue(r, inputs),
-                        lambda: engine.twin.enqueue(r, True, batch)),
-            "infer": (lambda: engine.enqueue(r, inputs, False),
-                      lambda: engine.twin.enqueue(r, False, batch)),
-            "bad enqueue": (
-                lambda: engine.enqueue(r, inputs),
-                lambda: engine.twin.enqueue(r, True, batch, valid=False)),
-            "dequeue": (lambda: engine.dequeue(r),
-                        lambda: engine.twin.dequeue(r)),
-            "apply": (lambda: engine.apply(r, gradients),
-                      lambda: engine.twin.apply(
-                          r, gradients, HYPERPARAMETERS)),
-            "reset": (lambda: _ops.reset_host_engine(engine.handle),
-                      engine.twin.reset),
-        }[verb]
+    for seed, (verb, replica) in enumerate(calls):
+        real, model = real_and_model(engine, verb, replica, seed)
         try:
             expected = model()
         except twin.OrderError:
@@ -214,8 +213,7 @@ def test_calls_in_any_order_do_what_the_twin_does(num_replicas, data):
             with pytest.raises(InvalidArgument):
                 real()
         else:
-            found = real()
-            for one, other in zip(found or [], expected or [], strict=True):
+            for one, other in zip(real() or [], expected or [], strict=True):
                 cases.same_bits(one, other)
         engine.check()
 
