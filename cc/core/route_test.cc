@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "cc/core/parallel_for_test.h"
 #include "cc/core/table_test.h"
 #include "gtest/gtest.h"
 
@@ -82,6 +83,57 @@ void ExpectManyByHand(uint32_t seed) {
 TEST(RouteTest, AgreesWithOneListPerShard) {
   ExpectManyByHand<int32_t>(1);
   ExpectManyByHand<int64_t>(2);
+}
+
+// Enough ids for several chunks.
+TEST(RouteTest, ManyIdsKeepTheirOrderForAnyNumberOfWorkers) {
+  std::mt19937 random(3);
+  for (int64_t num_ids : {8191, 8192, 16384, 100000, 200001}) {
+    for (int64_t num_shards : {1, 3, 64}) {
+      const RowPartition partition =
+          MakePartition(Placement::kMod, EvenOffsets(977, num_shards));
+      std::vector<int64_t> ids(num_ids);
+      for (int64_t& id : ids) id = random() % 977;
+      // Stable by construction: one list per shard.
+      std::vector<std::vector<int32_t>> places(num_shards);
+      for (int64_t i = 0; i < num_ids; ++i) {
+        places[partition.Locate(ids[i]).shard].push_back(i);
+      }
+      for (int num_workers : {1, 2, 8}) {
+        std::vector<int64_t> local_rows(num_ids), splits(num_shards + 1);
+        std::vector<int32_t> permutation(num_ids), inverse(num_ids);
+        ASSERT_TRUE(
+            RouteEachId<int64_t>(partition, Span<const int64_t>(ids),
+                                 UnevenFor(num_workers, num_ids),
+                                 {local_rows, splits, permutation, inverse})
+                .ok());
+        int64_t slot = 0;
+        for (int64_t s = 0; s < num_shards; ++s) {
+          ASSERT_EQ(splits[s], slot);
+          for (int32_t place : places[s]) {
+            ASSERT_EQ(permutation[slot], place);
+            ASSERT_EQ(inverse[place], slot);
+            ASSERT_EQ(local_rows[slot], partition.Locate(ids[place]).local_row);
+            ++slot;
+          }
+        }
+        ASSERT_EQ(splits[num_shards], num_ids);
+      }
+    }
+  }
+}
+
+TEST(RouteTest, OneBadIdAmongManyIsFoundByItsPlace) {
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(100, 4));
+  std::vector<int64_t> ids(50000, 99);
+  ids[41234] = 100;
+  ids[49999] = -1;
+  Route<int64_t> route;
+  EXPECT_EQ(
+      RouteIds<int64_t>(partition, Span<const int64_t>(ids), false, &route)
+          .message(),
+      "ids[41234] = 100 is outside the table with 100 rows");
 }
 
 TEST(RouteTest, ReachesTheLastRowOfTheLargestTable) {
