@@ -16,11 +16,20 @@ __version__ = "0.1.0"
 # Each public name and where it lives; imported at first use.
 _HOMES = {
     "ShardedVariable": "tf_layoutmap.sharded:ShardedVariable",
+    "ShardedVariableMixin": "tf_layoutmap.sharded:ShardedVariableMixin",
     "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
     "serving_embedding_lookup":
         "tf_layoutmap.embedding.serving:serving_embedding_lookup",
+    "dtensor": "tf_layoutmap.dtensor",
+    "layers": "tf_layoutmap.layers",
     "partitioners": "tf_layoutmap.partition.partitioners",
+    "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
+    "distribution": "tf_layoutmap.distribution",
+    "layout": "tf_layoutmap.layout",
+    "layout_map_scope":
+        "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
+    "visualize_layout": "tf_layoutmap.layout.drawing:visualize_layout",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 __all__ = ["__version__", *_HOMES]

@@ -43,6 +43,14 @@ in_save_context = _private("saved_model.save_context", "in_save_context")
 is_xla_graph = _private(
     "ops.control_flow_util", "GraphOrParentsInXlaContext")
 
+# Tells tapes that an op of ours reads a variable; TensorFlow's own reads do so
+# themselves.
+variable_accessed = _private("eager.tape", "variable_accessed")
+
+# Lets functions run several of our reads of one variable at the same time.
+register_read_only_op = _private(
+    "framework.auto_control_deps_utils", "register_read_only_resource_op")
+
 # The object that tf.train.Checkpoint and tf.saved_model walk over.
 Trackable = _private("trackable.base", "Trackable")
 
@@ -50,9 +58,17 @@ Trackable = _private("trackable.base", "Trackable")
 # files and those of tf.Variable are the same.
 VARIABLE_VALUE_KEY = _private("trackable.constants", "VARIABLE_VALUE_KEY")
 
-# Reads and restores one shard as a slice of one logical tensor.
-ResourceVariableSaveable = _private(
-    "training.saving.saveable_object_util", "ResourceVariableSaveable")
+# Reads and restores a part of a table as a slice of one logical tensor.
+SaveableObject = _private(
+    "training.saving.saveable_object", "SaveableObject")
+SaveSpec = _private("training.saving.saveable_object", "SaveSpec")
+
+# What `table.ref()` gives: a key for dictionaries, as of tf.Variable.
+Reference = _private("util.object_identity", "Reference")
+
+# TensorFlow's own class, to convert from and to; the public name is internal.
+TensorFlowShardedVariable = _private(
+    "distribute.sharded_variable", "ShardedVariable")
 
 # The full-size variable of an exported graph: a shape, never any memory.
 UninitializedVariable = _private(
@@ -65,3 +81,6 @@ VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 # is mirrored, and the tables of an embedding are one copy on the host.
 ResourceVariable = _private(
     "ops.resource_variable_ops", "ResourceVariable")
+
+# Whether an op is registered, before tf.dtensor is told anything about it.
+op_def_of = _private("framework.op_def_registry", "get")

@@ -1,0 +1,100 @@
+"""Says to tf.dtensor how an op is to be divided among devices.
+
+DTensor refuses an op it has no expander for. A policy lends an op the
+expander of a stock op that is divided in the same way. It is a claim about
+the op, and DTensor believes it: a wrong policy gives wrong numbers, not an
+error. TensorFlow exports the functions this needs but does not document them;
+where they are missing, `available()` is false and `register_op` raises.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from tf_layoutmap import _checks, _ops, _tf_private
+
+# policy -> the stock op whose expander says the same.
+_DONORS = {
+    "elementwise": "Relu",
+    "batch_parallel": "Cholesky",
+    "replicated": "DiagPart",
+    "local_update": "ResourceApplyAdam",
+}
+POLICIES = tuple(_DONORS)
+
+# Stock ops that DTensor 2.21 refuses and that are right when every device
+# runs them on whole inputs.
+MISSING_OPS = ("ReverseV2", "Roll", "SegmentSum", "SegmentMean", "SegmentMax",
+               "SegmentMin", "SegmentProd", "MatrixDiagPartV3")
+
+_registered: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def available() -> bool:
+    """Whether ops can be registered with the tf.dtensor of this process."""
+    return not unavailable_reason()
+
+
+def unavailable_reason() -> str:
+    """Why ops cannot be registered here; empty if they can."""
+    return _ops.native.expander_registry_problem()
+
+
+def register_op(name: str, policy: str) -> None:
+    """Has tf.dtensor divide op `name` by `policy`, for the whole process.
+
+    * `"elementwise"`: all inputs have one shape, or broadcast; each device
+      works on its own part.
+    * `"batch_parallel"`: the first dimension is divided, the others are
+      whole.
+    * `"replicated"`: inputs are gathered, each device works on all of it.
+    * `"local_update"`: no outputs; each device runs it on what it holds of
+      each input, resource handles included.
+
+    >>> import tf_layoutmap as tlm
+    >>> tlm.dtensor.register_op("LayoutMap>LookupShard", "batch_parallel")
+
+    Args:
+      name: The op's registered name, as `"MyNamespace>MyOp"`.
+      policy: One of the above.
+
+    Raises:
+      ValueError: If TensorFlow knows no such op, the policy is none of
+        these, or the op is registered with another one.
+      RuntimeError: If this tf.dtensor cannot be reached, or divides the op by
+        a rule of its own.
+    """
+    _checks.check_one_of("policy", policy, POLICIES)
+    if _tf_private.op_def_of(name) is None:
+        raise ValueError(
+            "Argument `name` must be the name of a registered op; load its "
+            f"library first. Received: name={name!r}.")
+    with _lock:
+        known = _registered.get(name)
+        if known == policy:
+            return
+        if known is not None:
+            raise ValueError(
+                f"Op {name!r} is registered with policy {known!r}, for the "
+                f"whole process. Received: policy={policy!r}.")
+        _ops.native.share_expander(name, _DONORS[policy])
+        _registered[name] = policy
+
+
+def enable_missing_ops() -> tuple[str, ...]:
+    """Lets tf.dtensor run some stock ops it refuses, on whole inputs.
+
+    Each device then gathers the inputs and computes everything: correct, at
+    the cost of memory. It holds for the whole process, so it is never on by
+    default.
+
+    Returns:
+      The ops that this call enabled; TensorFlow's own rules stay.
+    """
+    enabled = []
+    for name in MISSING_OPS:
+        if not _ops.native.has_expander(name):
+            register_op(name, "replicated")
+            enabled.append(name)
+    return tuple(enabled)
