@@ -150,6 +150,75 @@ TEST(ApplyTest, SameBitsForEveryDimLevelAndNumberOfWorkers) {
   }
 }
 
+// Every rule in all its forms, with modifiers and without, also where rows that
+// were not looked up move: what one worker does without SIMD, all do.
+TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
+  struct Case {
+    Optimizer optimizer;
+    std::vector<float> hyperparameters;
+  };
+  const std::vector<Case> cases = {
+      {Optimizer::kAdagradMomentum, {0.1f, 0.9f, 0, 2.0f, 0.99f, 1e-6f}},
+      {Optimizer::kAdagradMomentum, {0.1f, 0.9f, 1, 3.0f, 1.0f, 1e-6f}},
+      {Optimizer::kAdam, {0.1f, 0.9f, 0.99f, 1e-6f, 0, 1}},
+      {Optimizer::kAdam, {0.1f, 0.9f, 0.99f, 1e-6f, 1, 0}},
+      {Optimizer::kFtrl, {0.1f, -0.5f, 0.01f, 0.02f, 0.1f, 0}},
+      {Optimizer::kFtrl, {0.1f, -0.3f, 0.01f, 0.02f, 0.1f, 1}},
+  };
+  const std::vector<float> modifiers = {-0.5f, 0.5f, 0.01f, 1, -0.9f, 0.9f, 1};
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(29, 3));
+  for (const Case& c : cases) {
+    for (bool modified : {false, true}) {
+      std::vector<float> hyperparameters = c.hyperparameters;
+      if (modified) {
+        hyperparameters.insert(hyperparameters.end(), modifiers.begin(),
+                               modifiers.end());
+      }
+      const Status checked =
+          CheckHyperparameters(c.optimizer, "ads", hyperparameters);
+      ASSERT_TRUE(checked.ok()) << checked.message();
+      for (int64_t dim = 1; dim <= 130; dim += dim < 40 ? 1 : 9) {
+        const Step step = RandomStep(29, 2, dim, dim);
+        std::vector<std::vector<float>> expected;
+        for (CpuLevel level : LevelsOfThisCpu()) {
+          for (int num_workers : {1, 2, 8}) {
+            std::vector<TestTable> tables;
+            for (int j = 0; j <= NumSlots(c.optimizer); ++j) {
+              tables.emplace_back(partition, dim, dim + j);
+              for (std::vector<float>& shard : tables[j].shards()) {
+                // Slots are positive.
+                for (float& x : shard) x = j == 0 ? x : std::fabs(x) + 0.1f;
+              }
+            }
+            std::vector<ShardedView<float>> slots;
+            for (size_t j = 1; j < tables.size(); ++j) {
+              slots.push_back(tables[j].MutableView());
+            }
+            ApplyGradients(c.optimizer, hyperparameters, step.View(true),
+                           tables[0].MutableView(), slots, RowKernelsFor(level),
+                           UnevenFor(num_workers, dim));
+            std::vector<std::vector<float>> found;
+            for (TestTable& table : tables) {
+              for (const std::vector<float>& shard : table.shards()) {
+                found.push_back(shard);
+              }
+            }
+            if (expected.empty()) expected = found;
+            ASSERT_EQ(found, expected)
+                << "optimizer " << static_cast<int>(c.optimizer) << ", dim "
+                << dim << ", " << CpuLevelName(level) << ", " << num_workers
+                << " workers";
+          }
+        }
+        for (const std::vector<float>& shard : expected) {
+          for (float x : shard) ASSERT_TRUE(std::isfinite(x));
+        }
+      }
+    }
+  }
+}
+
 TEST(ApplyTest, EveryPlacementFindsItsRows) {
   for (int64_t num_shards : {1, 2, 5, 40}) {
     for (Placement placement : {Placement::kDiv, Placement::kMod}) {
