@@ -1,0 +1,137 @@
+"""The LayoutMap of tf.keras.dtensor: its examples and its refusals."""
+
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layout.meshes import layout_of, mesh_of
+
+dtensor = tf.experimental.dtensor
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return mesh_of(batch=2, model=2)
+
+
+@pytest.fixture
+def layouts(mesh):
+    return {rank: layout_of(mesh, *(None,) * (rank - 1), "model")
+            for rank in (1, 2, 4)}
+
+
+@pytest.fixture
+def filled(mesh, layouts):
+    layout_map = tlm.LayoutMap(mesh=None)
+    layout_map[".*dense.*kernel"] = layouts[2]
+    layout_map[".*dense.*bias"] = layouts[1]
+    layout_map[".*conv2d.*kernel"] = layouts[4]
+    layout_map[".*conv2d.*bias"] = layouts[1]
+    return layout_map
+
+
+@pytest.mark.parametrize(("key", "rank"), [
+    ("dense_1.kernel", 2), ("dense_1.bias", 1),
+    ("dense_2.kernel", 2), ("dense_2.bias", 1),
+    ("my_model/conv2d_123/kernel", 4), ("my_model/conv2d_123/bias", 1),
+])
+def test_the_documented_lookups(filled, layouts, key, rank):
+    assert filled[key] == layouts[rank]
+    assert filled.get(key) == layouts[rank]
+
+
+def test_a_name_that_nothing_matches_gives_none(filled):
+    assert filled["my_model/conv3d_1/kernel"] is None
+    assert filled.get("my_model/conv3d_1/kernel") is None
+    assert filled.get("my_model/conv3d_1/kernel", 7) == 7
+
+
+def test_matching_starts_at_the_beginning(mesh, layouts):
+    layout_map = tlm.LayoutMap()
+    layout_map["dense"] = layouts[1]
+    assert layout_map["dense_1.bias"] == layouts[1]
+    assert layout_map["my_dense"] is None
+
+
+def test_the_mapping_holds_the_keys_as_they_were_set(filled, layouts):
+    keys = [".*dense.*kernel", ".*dense.*bias", ".*conv2d.*kernel",
+            ".*conv2d.*bias"]
+    assert list(filled) == keys
+    assert len(filled) == 4
+    assert list(filled.items())[0] == (keys[0], layouts[2])
+    assert keys[0] in filled
+    assert "dense_1.kernel" not in filled
+
+
+def test_deleting_a_key_uncovers_the_next(filled, layouts):
+    filled[".*"] = layouts[4]
+    del filled[".*dense.*kernel"]
+    assert filled["dense_1.kernel"] == layouts[4]
+    with pytest.raises(KeyError):
+        del filled[".*dense.*kernel"]
+    # Deleting means stored keys; a name that merely matches is none.
+    with pytest.raises(KeyError):
+        del filled["dense_1.bias"]
+
+
+def test_pop_setdefault_and_update_mean_stored_keys(filled, layouts):
+    assert filled.pop(".*dense.*bias") == layouts[1]
+    assert filled["dense_1.bias"] is None
+    assert filled.pop("dense_1.kernel", "none") == "none"
+    with pytest.raises(KeyError):
+        filled.pop("dense_1.kernel")
+    assert filled.setdefault("dense_1.kernel", layouts[1]) == layouts[1]
+    assert filled["dense_1.kernel"] == layouts[1]
+    filled.update({"new": layouts[2]})
+    assert filled["new"] == layouts[2]
+
+
+def test_a_key_is_set_once(filled, layouts):
+    with pytest.raises(ValueError, match="already exist"):
+        filled[".*dense.*bias"] = layouts[1]
+
+
+@pytest.mark.parametrize("wrong", [("batch",), "model", None, 3])
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_a_value_that_is_no_layout_is_refused(filled, wrong, kind):
+    with pytest.raises(kind, match="should be a dtensor.Layout"):
+        filled["new"] = wrong
+    assert "new" not in filled
+
+
+def test_a_key_that_is_no_string_is_refused(filled, layouts):
+    with pytest.raises(TypeError, match="string"):
+        filled[3] = layouts[1]
+    with pytest.raises(TypeError, match="string"):
+        filled[3]
+
+
+def test_the_default_mesh_is_the_one_given(mesh, filled):
+    assert tlm.LayoutMap(mesh=mesh).get_default_mesh() == mesh
+    assert filled.get_default_mesh() is None
+    with pytest.raises(TypeError, match="Mesh"):
+        tlm.LayoutMap(mesh="cpu")
+
+
+def test_the_mesh_in_use_comes_from_the_layouts_or_is_missed(mesh, filled):
+    assert filled.mesh_in_use() == mesh
+    with pytest.raises(ValueError, match="needs a mesh"):
+        tlm.LayoutMap().mesh_in_use()
+    filled["other"] = layout_of(mesh_of(model=4), "model")
+    with pytest.raises(ValueError, match="2 meshes"):
+        filled.mesh_in_use()
+
+
+def test_a_strict_map_refuses_a_name_with_two_claims(mesh, layouts):
+    layout_map = tlm.LayoutMap(mesh, strict=True)
+    layout_map["d.*"] = layouts[1]
+    layout_map[".*kernel"] = layouts[2]
+    layout_map["d3.kernel"] = layouts[2]
+    assert layout_map["d1.bias"] == layouts[1]
+    assert layout_map["d3.kernel"] == layouts[2]
+    with pytest.raises(ValueError, match="claimed by"):
+        layout_map["d1.kernel"]
+
+
+def test_repr_shows_keys_and_axes(filled):
+    assert "'.*dense.*bias': ('model',)" in repr(filled)

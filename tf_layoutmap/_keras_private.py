@@ -1,0 +1,178 @@
+"""The one door to Keras' private names.
+
+Each name stands below with the reason we need it. All are looked up when this
+module is imported, so that a Keras that moved one is refused here, with the
+remedy, and not in the middle of a training run. To add one: a line, a why.
+"""
+
+import functools
+import importlib
+import inspect
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+SUPPORTED_VERSIONS = ("3.15",)
+_SUPPORTED = " or ".join(f"{v}.*" for v in SUPPORTED_VERSIONS)
+_REMEDY = (f'Install a supported one: pip install '
+           f'"keras=={SUPPORTED_VERSIONS[-1]}.*".')
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "tf_layoutmap needs Keras on the TensorFlow backend. Received: "
+        f"backend {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
+        "before Keras is imported.")
+
+
+def _refuse(missing: str) -> ImportError:
+    return ImportError(
+        f"tf_layoutmap supports Keras {_SUPPORTED}. Received: Keras "
+        f"{keras.__version__}, {missing}. {_REMEDY}")
+
+
+def _private(module: str, name: str) -> Any:
+    """Returns `keras.src.<module>.<name>`, or says what is missing."""
+    try:
+        return getattr(importlib.import_module(f"keras.src.{module}"), name)
+    except (ImportError, AttributeError) as error:
+        raise _refuse(
+            f"which has no `keras.src.{module}.{name}`") from error
+
+
+def _method(owner: type, name: str, *arguments: str) -> None:
+    """Asserts that a class has a method with these arguments."""
+    method = inspect.getattr_static(owner, name, None)
+    if isinstance(method, property):
+        return
+    known = [] if method is None else inspect.signature(method).parameters
+    if method is None or any(a not in known for a in arguments):
+        raise _refuse(
+            f"where `{owner.__name__}.{name}` is missing or takes other "
+            f"arguments than {arguments}")
+
+
+# Whether a call only traces shapes: no value may be read or made then.
+in_stateless_scope = _private(
+    "backend.common.stateless_scope", "in_stateless_scope")
+in_symbolic_scope = _private(
+    "backend.common.symbolic_scope", "in_symbolic_scope")
+
+# Who is creating a variable: the stack of name scopes and their callers.
+_get_global_attribute = _private(
+    "backend.common.global_state", "get_global_attribute")
+
+# Builds the weights of a model from shapes, without computing anything.
+compute_output_spec = _private("backend", "compute_output_spec")
+
+# The class that fit, evaluate and predict ask for their step function.
+TensorFlowTrainer = _private("backend.tensorflow.trainer", "TensorFlowTrainer")
+BaseTrainer = _private("trainers.trainer", "Trainer")
+
+# Where every optimizer learns its variables and gets its gradients.
+BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
+
+# A model whose layers are known by their names, not by attributes.
+Functional = _private("models.functional", "Functional")
+
+# Random initializers that can draw from a seed given as a tensor.
+RandomInitializer = _private(
+    "initializers.random_initializers", "RandomInitializer")
+Orthogonal = _private("initializers.random_initializers", "Orthogonal")
+
+# Scales losses of float16 models up, and their gradients down again.
+LossScaleOptimizer = _private(
+    "optimizers.loss_scale_optimizer", "LossScaleOptimizer")
+
+# An HDF5 file of weights: the one store of which parts can be read.
+_H5IOStore = _private("saving.saving_lib", "H5IOStore")
+_safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
+
+# A variable without a value, and how it comes by one.
+_method(keras.Variable, "_initialize", "value")
+_method(keras.Variable, "_initialize_with_initializer", "initializer")
+_method(keras.Variable, "_deferred_initialize")
+_method(keras.Variable, "_direct_assign", "value")
+_method(keras.Variable, "value")
+if "__new__" in vars(keras.Variable):
+    raise _refuse("where `keras.Variable` has a `__new__` of its own")
+
+# The step functions that fit, evaluate and predict ask for, and what builds
+# metrics and slot variables before the first step is traced.
+for _name in ("make_train_function", "make_test_function",
+              "make_predict_function"):
+    _method(TensorFlowTrainer, _name, "force")
+_method(BaseTrainer, "_symbolic_build", "data_batch")
+_method(BaseTrainer, "get_metrics_result")
+_method(BaseOptimizer, "build", "variables")
+_method(BaseOptimizer, "apply", "grads", "trainable_variables")
+
+# How the gradient of a variable with `overwrite_with_gradient` reaches the
+# variable's `assign`, whatever the optimizer: a table then trains itself.
+_method(BaseOptimizer, "_overwrite_variables_directly_with_gradients",
+        "grads", "vars")
+_method(keras.Variable, "overwrite_with_gradient")
+_method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")
+_method(LossScaleOptimizer, "check_finite", "grads")
+
+
+def name_scope_callers() -> list[Any]:
+    """Returns who opened the name scopes of this thread, innermost first."""
+    stack = _get_global_attribute("name_scope_stack") or ()
+    return [entry.caller for entry in reversed(stack)
+            if entry.caller is not None]
+
+
+def is_abstract() -> bool:
+    """Whether Keras is only tracing shapes in this thread."""
+    return in_stateless_scope() or in_symbolic_scope()
+
+
+def applying_optimizer() -> keras.optimizers.Optimizer | None:
+    """Returns the optimizer inside whose `apply` this is called, if any."""
+    caller = next(iter(name_scope_callers()), None)
+    return caller if isinstance(caller, keras.optimizers.Optimizer) else None
+
+
+@functools.cache
+def unscale_gradients_of(kind: type[keras.Variable]) -> None:
+    """Makes `LossScaleOptimizer` treat gradients of `kind` as gradients.
+
+    It takes what a variable with `overwrite_with_gradient` receives for a
+    value, and would leave the loss scale in it. And it looks for NaNs in one
+    boolean per element of the variable, where those of the slices are enough.
+    """
+    overwrites = LossScaleOptimizer._overwrite_variable_with_gradient
+    check_finite = LossScaleOptimizer.check_finite
+
+    def overwrites_but_kind(self, variable):
+        return not isinstance(variable, kind) and overwrites(self, variable)
+
+    def check_finite_slices(self, grads):
+        return check_finite(
+            self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad
+                   for grad in grads])
+
+    LossScaleOptimizer._overwrite_variable_with_gradient = overwrites_but_kind
+    LossScaleOptimizer.check_finite = check_finite_slices
+
+
+def h5_dataset(store: Any, key: str, shape: tuple[int, ...] | None = None,
+               dtype: Any = None) -> Any:
+    """Returns the HDF5 dataset behind a key of a weights store, or None.
+
+    A dataset reads and writes parts of itself; the store only all of it.
+
+    Args:
+      store: What `save_own_variables` or `load_own_variables` is given.
+      key: A new one when `shape` is given, else one that is there.
+      shape: Of the dataset to make.
+      dtype: Of the dataset to make.
+    """
+    if type(store) is not _H5IOStore:
+        return None
+    if shape is None:
+        return _safe_get_h5_dataset(store._h5_entry_group, key)
+    if not store._h5_entry_initialized:
+        store._create_h5_group(store._h5_entry_path)
+    return store._h5_entry_group.create_dataset(key, shape, dtype)

@@ -1,0 +1,73 @@
+"""The LayoutMap of keras.distribution: TensorLayouts, or tuples of axes."""
+
+from typing import Any
+
+from tf_layoutmap.layout import layout_map
+from tf_layoutmap.layout.device_mesh import to_dtensor_mesh
+from tf_layoutmap.layout.tensor_layout import TensorLayout
+
+
+class LayoutMap(layout_map.LayoutMap):
+    """Maps the names of variables to `TensorLayout`s.
+
+    Like `tlm.LayoutMap`, but a key is searched anywhere in the name, and a
+    value may be a tuple or list of mesh axis names.
+
+    ```python
+    layout_map = tlm.distribution.LayoutMap(device_mesh)
+    layout_map["dense.*kernel"] = (None, "model")
+    layout_map["conv2d.*bias"] = TensorLayout(("model",))
+
+    layout_map["my_model/dense_1/kernel"].axes   # (None, "model")
+    layout_map["my_model/conv3d_1/bias"]         # None
+    ```
+    """
+
+    def __init__(self, device_mesh: Any = None, *, match: str = "search",
+                 strict: bool = False):
+        """Makes an empty map.
+
+        Args:
+          device_mesh: `DeviceMesh` (or `dtensor.Mesh`) given to each layout
+            that has none, and on which other variables are replicated.
+          match: `"search"`, or `"match"` for keys that start the name.
+          strict: Refuse a name that two keys match, unless one equals it.
+
+        Raises:
+          TypeError: `device_mesh` is no mesh.
+        """
+        mesh = None if device_mesh is None else to_dtensor_mesh(device_mesh)
+        super().__init__(mesh, match=match, strict=strict)
+        self._device_mesh = device_mesh
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh given at creation, or None."""
+        return self._device_mesh
+
+    def _check_layout(self, key: Any, layout: Any) -> TensorLayout:
+        if isinstance(layout, tuple | list):
+            layout = TensorLayout(layout)
+        elif not isinstance(layout, TensorLayout):
+            # keras.distribution.TensorLayout, by its two attributes.
+            if not (hasattr(layout, "axes") and
+                    hasattr(layout, "device_mesh")):
+                raise layout_map.LayoutTypeError(
+                    f"{layout!r} should be a TensorLayout or a tuple of axis "
+                    f"names, got {type(layout).__name__} (key {key!r}).")
+            layout = TensorLayout(layout.axes, layout.device_mesh)
+        if layout.device_mesh is None and self._device_mesh is not None:
+            layout = TensorLayout(layout.axes, self._device_mesh)
+        return layout
+
+    def to_layout(self, value: TensorLayout, mesh: Any) -> Any:
+        if value.device_mesh is None:
+            value = TensorLayout(value.axes, mesh)
+        return value.to_dtensor()
+
+    def axes_of(self, value: TensorLayout) -> tuple[str | None, ...]:
+        return value.axes
+
+    def _mesh_of(self, value: TensorLayout) -> Any:
+        return (None if value.device_mesh is None
+                else to_dtensor_mesh(value.device_mesh))

@@ -1,0 +1,84 @@
+"""Host values to tensors on a mesh and back, shard by shard.
+
+No device ever holds more than its own shard on the way.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.layout import fit_checks
+from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
+
+dtensor = tf.experimental.dtensor
+
+
+def on_mesh(value: Any) -> bool:
+    """Whether `value` is an eager tensor on a mesh."""
+    return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
+            hasattr(value, "device") and dtensor.is_dtensor(value))
+
+
+def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
+    """Returns what each local device holds of a tensor of `shape`."""
+    axes, sizes = axes_of_layout(layout), mesh_sizes(layout.mesh)
+    return [fit_checks.shard_slices(axes, shape, sizes, location)
+            for location in layout.mesh.local_device_locations()]
+
+
+def to_mesh(value: Any, layout: Any) -> Any:
+    """Returns a host value as a tensor on a mesh.
+
+    Args:
+      value: numpy array, or eager tensor on the host, with a shape that
+        `layout` divides.
+      layout: `dtensor.Layout` wanted.
+
+    Returns:
+      An eager DTensor; its components are copies.
+    """
+    tensor = value if tf.is_tensor(value) else np.asarray(value)
+    parts: dict[tuple, Any] = {}
+    components = []
+    for slices in slices_of_devices(tensor.shape, layout):
+        key = tuple((s.start, s.stop) for s in slices)
+        if key not in parts:
+            parts[key] = _part(tensor, slices)
+        components.append(parts[key])
+    return dtensor.pack(components, layout)
+
+
+def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
+    if not tf.is_tensor(tensor):
+        # A copy: TensorFlow may keep a numpy array instead of copying it.
+        return np.array(tensor[slices], order="C")
+    # Where the tensor is: the caller may be inside `default_mesh`.
+    with tf.device(tensor.device):
+        return tensor[slices]
+
+
+def to_host(tensor: Any) -> np.ndarray:
+    """Returns the whole value of an eager DTensor or variable as an array.
+
+    With several clients this is a collective: all must call it.
+    """
+    if isinstance(tensor, tf.Variable):
+        tensor = tensor.read_value()
+    layout = dtensor.fetch_layout(tensor)
+    mesh = layout.mesh
+    if layout.is_fully_replicated():
+        return np.array(dtensor.unpack(tensor)[0])
+    if mesh.num_local_devices() < mesh.size:
+        whole = dtensor.relayout(
+            tensor, dtensor.Layout.replicated(mesh, layout.rank))
+        return np.array(dtensor.unpack(whole)[0])
+    parts = dtensor.unpack(tensor)
+    out = np.empty(tensor.shape, tensor.dtype.as_numpy_dtype)
+    filled = set()
+    for part, slices in zip(parts, slices_of_devices(tensor.shape, layout)):
+        key = tuple((s.start, s.stop) for s in slices)
+        if key not in filled:
+            filled.add(key)
+            out[slices] = part.numpy()
+    return out

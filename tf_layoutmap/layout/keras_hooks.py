@@ -1,0 +1,76 @@
+"""The places where Keras asks us: patched once, inert without a scope."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layout import keras_optimizers, keras_training, mesh_calls
+from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
+from tf_layoutmap.layout.mesh_variable import MeshVariable
+
+_lock = threading.Lock()
+_installed = False
+
+
+def install() -> None:
+    """Patches Keras, the first time it is called."""
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        keras.Variable.__new__ = staticmethod(_new_variable)
+        layer = keras.layers.Layer
+        layer.__new__ = staticmethod(_new_layer(layer.__new__))
+        _wrap(layer, "__call__", mesh_calls.call)
+        trainer = _keras_private.TensorFlowTrainer
+        _wrap(trainer, "make_train_function",
+              keras_training.make_train_function)
+        _wrap(trainer, "make_test_function", keras_training.make_test_function)
+        _wrap(trainer, "make_predict_function",
+              keras_training.make_predict_function)
+        _wrap(_keras_private.BaseTrainer, "get_metrics_result",
+              keras_training.get_metrics_result)
+        _wrap(_keras_private.BaseOptimizer, "build", keras_optimizers.build)
+        _wrap(_keras_private.BaseOptimizer, "apply", keras_optimizers.apply)
+        _installed = True
+
+
+def _wrap(owner: type, name: str, ours: Callable[..., Any]) -> None:
+    """Makes `owner.name(self, ...)` call `ours(original, self, ...)`."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(original, self, *args, **kwargs)
+
+    setattr(owner, name, tf.autograph.experimental.do_not_convert(wrapper))
+
+
+def _new_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
+    if cls is not keras.Variable:
+        return object.__new__(cls)
+    home, owner, is_state = home_of_new_variable()
+    if home is None:
+        return object.__new__(cls)
+    variable = object.__new__(MeshVariable)
+    variable._mesh_home = home
+    variable._mesh_owner = owner
+    variable._mesh_is_state = is_state
+    return variable
+
+
+def _new_layer(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        layer = original(cls, *args, **kwargs)
+        home = active_home()
+        if home is not None:
+            home.add_layer(layer)
+        return layer
+
+    return new

@@ -1,0 +1,184 @@
+"""The step behind `fit`, `evaluate` and `predict` of a model on a mesh.
+
+Keras keeps its loop, callbacks and logs. Only the function of one step is
+ours: it takes a batch from the host, cuts it along the batch axis of the
+mesh, runs the model's own `train_step` there, and brings the logs back.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layout import adoption, host_values
+from tf_layoutmap.layout.mesh_home import (
+    MeshHome,
+    activated,
+    home_of_model,
+)
+
+dtensor = tf.experimental.dtensor
+
+
+def make_train_function(original: Callable[..., Any], model: Any,
+                        force: bool = False) -> Any:
+    """Sets `model.train_function`, for a model on a mesh to our step."""
+    home = home_of_model(model)
+    if home is None:
+        return original(model, force)
+    if model.train_function is None or force:
+        model.train_function = _iterator_function(
+            model, home, model.train_step)
+    return model.train_function
+
+
+def make_test_function(original: Callable[..., Any], model: Any,
+                       force: bool = False) -> Any:
+    """Sets `model.test_function`, for a model on a mesh to our step."""
+    home = home_of_model(model)
+    if home is None:
+        return original(model, force)
+    if model.test_function is None or force:
+        model.test_function = _iterator_function(model, home, model.test_step)
+    return model.test_function
+
+
+def make_predict_function(original: Callable[..., Any], model: Any,
+                          force: bool = False) -> Any:
+    """Sets `model.predict_function`, for a model on a mesh to our step."""
+    home = home_of_model(model)
+    if home is None:
+        return original(model, force)
+    if model.predict_function is None or force:
+        step = _MeshStep(model, home, model.predict_step, _build_for_predict)
+
+        def predict_function(batches: Iterable[Any]) -> Any:
+            outputs = [step(batch) for batch in batches]
+            if len(outputs) == 1:
+                return outputs[0]
+            return keras.tree.map_structure(
+                lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+        model.predict_function = predict_function
+    return model.predict_function
+
+
+def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
+    """Returns the results of all metrics, as host tensors."""
+    home = home_of_model(model)
+    if home is None or not tf.executing_eagerly():
+        return original(model)
+    with dtensor.default_mesh(home.mesh):
+        results = original(model)
+    return keras.tree.map_structure(_to_host_tensor, results)
+
+
+def _iterator_function(model: Any, home: MeshHome,
+                       step_function: Callable[..., Any]) -> (
+        Callable[..., Any]):
+    step = _MeshStep(model, home, step_function, _build_for_training)
+
+    def function(iterator: Any) -> Any:
+        logs = None
+        for _ in range(model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise StopIteration from None
+                break
+            logs = step(batch)
+        return logs
+
+    return function
+
+
+class _MeshStep:
+    """One step of a model on its mesh, from host batch to host results."""
+
+    def __init__(self, model: Any, home: MeshHome,
+                 step_function: Callable[..., Any],
+                 build: Callable[[Any, Any], None]):
+        self._model = model
+        self._home = home
+        self._build = build
+        self._ready = False
+        # Shapes are kept: DTensor needs to know them, so the last, smaller
+        # batch has a trace of its own.
+        self._run = step_function if model.run_eagerly else tf.function(
+            step_function, autograph=False)
+
+    def __call__(self, batch: Any) -> Any:
+        batch = keras.tree.map_structure(_without_optional, batch)
+        if not self._ready:
+            # Before the trace, on the mesh: a variable that a trace creates
+            # would start anew with every trace.
+            with activated(self._home):
+                self._build(self._model, batch)
+                self._home.realise()
+            adoption.adopt_model_state(self._model, self._home)
+            self._home.check_all_patterns_used()
+            self._ready = True
+        batch = keras.tree.map_structure(
+            lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
+            batch)
+        with dtensor.default_mesh(self._home.mesh):
+            outputs = self._run(batch)
+        return keras.tree.map_structure(_to_host_tensor, outputs)
+
+
+def _build_for_training(model: Any, batch: Any) -> None:
+    model._symbolic_build(data_batch=batch)
+
+
+def _build_for_predict(model: Any, batch: Any) -> None:
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    _keras_private.compute_output_spec(
+        model, keras.tree.map_structure(
+            lambda v: None if v is None else keras.KerasTensor(
+                v.shape, keras.backend.standardize_dtype(v.dtype)), x),
+        training=False)
+
+
+def _without_optional(x: Any) -> Any:
+    return None if isinstance(x, tf.experimental.Optional) else x
+
+
+def to_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
+    """Returns one tensor of a batch on `mesh`, cut along `batch_dim`.
+
+    Replicated if its first dimension does not divide, or without a
+    `batch_dim`. What is on a mesh already, and None, stays.
+
+    Raises:
+      TypeError: It is a sparse or ragged tensor.
+    """
+    if x is None or host_values.on_mesh(x):
+        return x
+    if isinstance(x, tf.SparseTensor | tf.RaggedTensor):
+        raise TypeError(
+            "A batch for a model on a mesh is made of dense tensors. "
+            f"Received: {type(x).__name__} of shape {x.shape}. Use "
+            "`.to_tensor()` or tf.sparse.to_dense.")
+    if not tf.is_tensor(x):
+        x = np.asarray(x)
+    rank = len(x.shape)
+    layout = dtensor.Layout.replicated(mesh, rank)
+    if batch_dim is not None and rank > 0 and (
+            x.shape[0] % mesh.dim_size(batch_dim) == 0):
+        layout = dtensor.Layout.batch_sharded(mesh, batch_dim, rank)
+    return host_values.to_mesh(x, layout)
+
+
+def _to_host_tensor(x: Any) -> Any:
+    if not host_values.on_mesh(x):
+        return x
+    if dtensor.fetch_layout(x).is_fully_replicated():
+        return dtensor.unpack(x)[0]
+    with tf.device("CPU:0"):
+        return tf.constant(host_values.to_host(x))

@@ -1,0 +1,117 @@
+"""Which stored pattern a key selects: pure string work, no TensorFlow.
+
+A key is the name of a variable. A pattern is what the user stored: a plain
+name, or a regular expression.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tf_layoutmap import _checks
+
+# "match" starts at the beginning of the key, as tf.keras.dtensor did;
+# "search" finds a pattern anywhere in it, as keras.distribution documents.
+MODES = ("match", "search")
+
+
+class Match(NamedTuple):
+    """The pattern that a key selects, and the others that fit it too."""
+
+    pattern: str
+    key: str
+    losers: tuple[str, ...] = ()
+
+
+class PatternTable:
+    """Patterns in the order they were added.
+
+    >>> table = PatternTable(["d1.kernel", "d.*"])
+    >>> table.find(["d1.kernel"])
+    Match(pattern='d1.kernel', key='d1.kernel', losers=('d.*',))
+    >>> table.find(["d2.bias"])
+    Match(pattern='d.*', key='d2.bias', losers=())
+    >>> table.find(["out.kernel"]) is None
+    True
+    """
+
+    def __init__(self, patterns: Iterable[str] = (), *, mode: str = "match"):
+        """Makes the table.
+
+        Args:
+          patterns: What to add, in this order.
+          mode: `"match"` or `"search"`.
+        """
+        self.mode = _checks.check_one_of("match", mode, MODES)
+        self._compiled: dict[str, re.Pattern[str]] = {}
+        for pattern in patterns:
+            self.add(pattern)
+
+    def add(self, pattern: str) -> None:
+        """Adds `pattern` behind the others.
+
+        Raises:
+          TypeError: It is no string.
+          ValueError: It is there already, or is no regular expression.
+        """
+        _checks.check_type("key", pattern, str, "a string")
+        if pattern in self._compiled:
+            raise ValueError(_checks.message(
+                "key", "new; it already exists in the LayoutMap", pattern))
+        try:
+            self._compiled[pattern] = re.compile(pattern)
+        except re.error as error:
+            raise ValueError(_checks.message(
+                "key", "a regular expression; escape a plain name with "
+                f"re.escape ({error})", pattern)) from error
+
+    def remove(self, pattern: str) -> None:
+        """Removes `pattern`; KeyError when it is not there."""
+        del self._compiled[pattern]
+
+    def fits(self, pattern: str, key: str) -> bool:
+        """Whether `pattern` selects `key`."""
+        if pattern == key:
+            return True
+        compiled = self._compiled[pattern]
+        found = (compiled.match(key) if self.mode == "match"
+                 else compiled.search(key))
+        return found is not None
+
+    def find(self, keys: Sequence[str]) -> Match | None:
+        """Returns the pattern for a variable that goes by all of `keys`.
+
+        A pattern equal to one of the keys wins; else the first pattern, in
+        the order they were added, that fits one of them.
+
+        Args:
+          keys: Names of one variable, the best first.
+
+        Returns:
+          The winner, the key it fits, and every other pattern that fits; or
+          None when nothing does.
+        """
+        exact = next((key for key in keys if key in self._compiled), None)
+        fitting = []
+        for pattern in self._compiled:
+            key = next((k for k in keys if self.fits(pattern, k)), None)
+            if key is not None:
+                fitting.append((pattern, key))
+        if not fitting:
+            return None
+        winner = fitting[0] if exact is None else (exact, exact)
+        losers = tuple(p for p, _ in fitting if p != winner[0])
+        return Match(*winner, losers)
+
+
+def refuse_two(match: Match) -> None:
+    """Raises a ValueError if several patterns claim the key of `match`.
+
+    A pattern equal to the key is no claim among others: it wins.
+    """
+    if match.losers and match.pattern != match.key:
+        claims = ", ".join(repr(p) for p in (match.pattern, *match.losers))
+        raise ValueError(
+            f"A strict LayoutMap gives each key to one pattern. Received: key "
+            f"{match.key!r}, claimed by {claims}. Narrow the patterns until "
+            "one is left, or use strict=False: the first one then wins.")

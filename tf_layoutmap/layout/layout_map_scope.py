@@ -1,0 +1,73 @@
+"""The scope under which Keras models lie on a mesh."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tf_layoutmap import _checks
+from tf_layoutmap.layout import keras_hooks, switches, variable_factory
+from tf_layoutmap.layout.layout_map import LayoutMap
+from tf_layoutmap.layout.mesh_home import MeshHome, activated
+
+
+@contextlib.contextmanager
+def layout_map_scope(layout_map: LayoutMap, *, init: str = "sharded",
+                     batch_dim: str | None = None) -> Iterator[LayoutMap]:
+    """Layers made under this scope keep their weights on a mesh.
+
+    Each weight becomes a `dtensor.DVariable` with the layout that
+    `layout_map` has for its name; one without is replicated. Weights may be
+    built under the scope or after it.
+
+    Names, for a layer `d1` with a weight `kernel`:
+
+    * subclassed models: attribute names, `"d1.kernel"`, `"blocks.0.d1.kernel"`;
+    * Functional and Sequential models: the name of the layer, then attribute
+      names: `"d1.kernel"`;
+    * always: the path Keras gives, `"model/d1/kernel"`, also without the
+      name of the model, and with dots.
+
+    ```python
+    layout_map = tlm.LayoutMap(mesh=mesh)
+    layout_map["d1.kernel"] = dtensor.Layout(["unsharded", "model"], mesh)
+    with tlm.layout_map_scope(layout_map):
+        model = keras.Sequential([
+            keras.Input((10,)), keras.layers.Dense(20, name="d1")])
+    model.layers[0].kernel.layout
+    model.compile("adam", "mse")
+    model.fit(x, y)
+    ```
+
+    Args:
+      layout_map: `tlm.LayoutMap` or `tlm.distribution.LayoutMap`.
+      init: `"sharded"`: each device draws its own part of a weight, so no
+        device ever holds more. `"host"`: weights start with the same bits as
+        without a mesh, at the price of one whole weight on the host.
+      batch_dim: Mesh axis along which `fit`, `evaluate` and `predict` cut
+        batches; None for the axis called `"batch"` or `"data"`, if any.
+
+    Yields:
+      `layout_map`.
+
+    Raises:
+      TypeError: `layout_map` is no LayoutMap.
+      ValueError: It has no mesh, `batch_dim` is no axis of it, or, on the way
+        out, a layout does not fit a variable.
+      RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
+    """
+    _checks.check_type("layout_map", layout_map, LayoutMap, "a LayoutMap")
+    _checks.check_one_of("init", init, variable_factory.INITS)
+    home = MeshHome(layout_map, init, batch_dim)
+    home.batch_dim = _batch_dim(home.mesh, batch_dim)
+    switches.refuse_unsafe_process(home.mesh)
+    keras_hooks.install()
+    with activated(home):
+        yield layout_map
+        home.realise()
+    home.check_all_patterns_used()
+
+
+def _batch_dim(mesh: Any, batch_dim: str | None) -> str | None:
+    if batch_dim is not None:
+        return _checks.check_one_of("batch_dim", batch_dim, mesh.dim_names)
+    return next((n for n in ("batch", "data") if n in mesh.dim_names), None)

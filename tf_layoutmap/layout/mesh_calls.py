@@ -1,0 +1,79 @@
+"""Layers on a mesh, called with tensors from the host."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layout import host_values
+from tf_layoutmap.layout.mesh_home import home_of
+
+dtensor = tf.experimental.dtensor
+
+_inside = threading.local()
+
+
+def call(original: Callable[..., Any], layer: Any, *args: Any,
+         **kwargs: Any) -> Any:
+    """Calls `layer`, first bringing what comes from the host to its mesh.
+
+    With any input from the host, the outputs are replicated, so that they
+    can be read like any tensor; with inputs on the mesh they stay as they
+    are.
+    """
+    home = home_of(layer)
+    if (home is None or getattr(_inside, "call", False) or
+            not tf.executing_eagerly() or _keras_private.is_abstract()):
+        return original(layer, *args, **kwargs)
+    flat = keras.tree.flatten((args, kwargs))
+    if any(isinstance(x, keras.KerasTensor) for x in flat):
+        return original(layer, *args, **kwargs)
+    from_host = any(_is_host_value(x) for x in flat)
+    _inside.call = True
+    try:
+        with dtensor.default_mesh(home.mesh):
+            if from_host:
+                args, kwargs = keras.tree.map_structure(
+                    lambda x: _replicated(x, home.mesh), (args, kwargs))
+            outputs = original(layer, *args, **kwargs)
+            if from_host:
+                outputs = keras.tree.map_structure(_readable, outputs)
+            return outputs
+    finally:
+        _inside.call = False
+
+
+def _is_host_value(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return True
+    return (tf.is_tensor(x) and isinstance(x, tf.Tensor) and
+            not isinstance(x, keras.Variable) and not host_values.on_mesh(x))
+
+
+def _replicated(x: Any, mesh: Any) -> Any:
+    if not _is_host_value(x):
+        return x
+    # copy_to_mesh and not pack: gradients flow through it. From the host to
+    # a replicated layout is the case it copies whole.
+    with tf.device("CPU:0"):
+        tensor = tf.convert_to_tensor(x)
+    moved = dtensor.copy_to_mesh(
+        tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank))
+    mask = getattr(x, "_keras_mask", None)
+    if mask is not None:
+        moved._keras_mask = _replicated(mask, mesh)
+    return moved
+
+
+def _readable(x: Any) -> Any:
+    if not host_values.on_mesh(x):
+        return x
+    layout = dtensor.fetch_layout(x)
+    if layout.is_fully_replicated():
+        return x
+    return dtensor.relayout(
+        x, dtensor.Layout.replicated(layout.mesh, layout.rank))
