@@ -1,0 +1,272 @@
+"""`fit` and loops of one's own train a table as dense formulas do."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layers import models
+
+RULES = ("sgd", "adagrad")
+
+
+def compiled(model, **kwargs):
+    model.compile(kwargs.pop("optimizer", "adam"), models.weighted_sum,
+                  **kwargs)
+    return model
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("num_shards", [1, 4])
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_fit_takes_one_step_per_batch_and_distinct_row(
+        rule, num_shards, run_eagerly):
+    model, layer = models.make_model(models.settings(rule), num_shards)
+    ids, y = models.batches(3)
+    compiled(model, run_eagerly=run_eagerly).fit(
+        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+    twin = models.DenseTwin(rule)
+    twin.fit(ids, y)
+    models.assert_trained(layer, twin)
+    assert int(layer.optimizer.iterations) == 3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_id_three_times_is_squared_after_it_is_summed(rule):
+    model, layer = models.make_model(models.settings(rule))
+    ids = np.full([models.NUM_SAMPLES, models.LENGTH], 7)
+    y = np.ones([*ids.shape, models.DIM], np.float32)
+    compiled(model).train_on_batch(ids, y)
+    twin = models.DenseTwin(rule)
+    twin.fit(ids, y)
+    models.assert_trained(layer, twin)
+    changed = np.any(layer.embeddings.numpy() != models.start_rows(), axis=1)
+    assert np.flatnonzero(changed).tolist() == [7]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_several_steps_in_one_execution_are_several_steps(rule):
+    model, layer = models.make_model(models.settings(rule))
+    ids, y = models.batches(4)
+    compiled(model, steps_per_execution=2).fit(
+        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+    twin = models.DenseTwin(rule)
+    twin.fit(ids, y)
+    models.assert_trained(layer, twin)
+
+
+def test_evaluate_and_predict_change_nothing():
+    model, layer = models.make_model("adagrad")
+    ids, y = models.batches(1)
+    compiled(model)
+    model.evaluate(ids, y, verbose=0)
+    np.testing.assert_array_equal(
+        model.predict(ids, verbose=0), models.start_rows()[ids])
+    model(ids, training=True)
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), models.start_rows())
+    assert int(layer.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_shared_layer_takes_one_step_with_the_sum_of_its_calls(rule):
+    first, second = (keras.Input([models.LENGTH], dtype="int64")
+                     for _ in range(2))
+    layer = models.make_layer(models.settings(rule))
+    model = keras.Model([first, second],
+                        keras.layers.Add()([layer(first), layer(second)]))
+    (ids, y), (more_ids, _) = models.batches(1), models.batches(1, seed=2)
+    more_ids[0] = ids[0]
+    compiled(model).train_on_batch([ids, more_ids], y)
+    twin = models.DenseTwin(rule)
+    twin.step(np.stack([ids, more_ids]), np.stack([y, y]) / len(ids))
+    models.assert_trained(layer, twin)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("is_function", [False, True])
+def test_a_loop_of_ones_own_trains_by_apply_gradients(rule, is_function):
+    model, layer = models.make_model(models.settings(rule))
+    optimizer = keras.optimizers.SGD()
+
+    def step(ids, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(models.weighted_sum(y, model(ids)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    step = tf.function(step) if is_function else step
+    ids, y = models.batches(3)
+    twin = models.DenseTwin(rule)
+    for start in range(0, len(ids), models.NUM_SAMPLES):
+        batch = slice(start, start + models.NUM_SAMPLES)
+        step(tf.constant(ids[batch]), tf.constant(y[batch]))
+        twin.step(ids[batch], y[batch] / models.NUM_SAMPLES)
+    models.assert_trained(layer, twin)
+
+
+def test_gradients_that_are_not_applied_change_nothing():
+    model, layer = models.make_model("sgd")
+    ids, y = models.batches(1)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(models.weighted_sum(y, model(ids)))
+    for _ in range(2):
+        gradient, = tape.gradient(loss, model.trainable_variables)
+    expected = np.zeros([models.NUM_ROWS, models.DIM], np.float32)
+    np.add.at(expected, ids, y)
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient), expected)
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), models.start_rows())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_summed_over_batches_by_hand_are_one_step(rule):
+    model, layer = models.make_model(models.settings(rule))
+    weight, = model.trainable_variables
+    ids, y = models.batches(2)
+    total = tf.zeros([models.NUM_ROWS, models.DIM])
+    for batch in (slice(0, 4), slice(4, 8)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                models.weighted_sum(y[batch], model(ids[batch])))
+        total += tf.convert_to_tensor(tape.gradient(loss, weight))
+    keras.optimizers.SGD().apply_gradients([(total, weight)])
+    twin = models.DenseTwin(rule)
+    twin.step(ids, y / models.NUM_SAMPLES)
+    models.assert_trained(layer, twin)
+
+
+def test_gradient_accumulation_of_the_models_optimizer_is_refused():
+    model, layer = models.make_model("sgd")
+    ids, y = models.batches(1)
+    compiled(model, optimizer=keras.optimizers.SGD(
+        gradient_accumulation_steps=2))
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
+        model.train_on_batch(ids, y)
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), models.start_rows())
+
+
+@pytest.mark.parametrize("optimizer", [
+    keras.optimizers.SGD(loss_scale_factor=8.0),
+    keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(),
+                                        initial_scale=8.0)],
+    ids=["loss_scale_factor", "LossScaleOptimizer"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_loss_scale_is_taken_out_again(rule, optimizer):
+    optimizer = type(optimizer).from_config(optimizer.get_config())
+    model, layer = models.make_model(models.settings(rule),
+                                     dtype="mixed_float16")
+    ids, y = models.batches(2)
+    compiled(model, optimizer=optimizer).fit(
+        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+    twin = models.DenseTwin(rule)
+    twin.fit(ids, y)
+    models.assert_trained(layer, twin)
+
+
+def test_a_step_whose_scaled_gradients_overflow_is_skipped():
+    model, layer = models.make_model("sgd", dtype="mixed_float16")
+    ids, y = models.batches(1)
+    y[2, 1, 0] = np.inf
+    compiled(model, optimizer=keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD()))
+    model.train_on_batch(ids, y)
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), models.start_rows())
+    assert float(model.optimizer.dynamic_scale) == 2.0 ** 14
+    assert int(layer.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+def test_a_frozen_layer_stays_as_it_is(optimizer):
+    ids = keras.Input([models.LENGTH], dtype="int64")
+    layer = models.make_layer(optimizer)
+    layer.trainable = False
+    rows = keras.layers.Dense(models.DIM)(layer(ids))
+    model = compiled(keras.Model(ids, rows))
+    model.train_on_batch(*models.batches(1))
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), models.start_rows())
+    assert len(model.trainable_variables) == 2
+    layer.trainable = True
+    compiled(model).train_on_batch(*models.batches(1))
+    assert np.any(layer.embeddings.numpy() != models.start_rows())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_table_that_is_also_the_output_gets_both_gradients(rule):
+    ids, y = models.batches(1)
+    layer = models.make_layer(models.settings(rule))
+    layer.build()
+    with tf.GradientTape() as tape:
+        rows = layer(ids)
+        scores = tf.matmul(tf.reduce_sum(rows * y, 1), layer.embeddings,
+                           transpose_b=True)
+        loss = tf.reduce_sum(scores)
+    keras.optimizers.SGD().apply_gradients(
+        zip(tape.gradient(loss, layer.trainable_variables),
+            layer.trainable_variables))
+    start = models.start_rows()
+    hidden = np.sum(start[ids] * y, axis=1)
+    twin = models.DenseTwin(rule)
+    # As output: each row gets the sum of `hidden`; as input: the sum of rows.
+    twin.step(np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
+              np.concatenate([
+                  (y * start.sum(axis=0)).reshape(-1, models.DIM),
+                  np.tile(hidden.sum(axis=0), [models.NUM_ROWS, 1])]))
+    np.testing.assert_allclose(layer.embeddings.numpy(), twin.rows, rtol=2e-6)
+
+
+def test_clipped_gradients_train_as_clipped():
+    model, layer = models.make_model(models.settings("sgd"))
+    ids, y = models.batches(1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(models.weighted_sum(y, model(ids)))
+    weights = model.trainable_variables
+    clipped, norm = tf.clip_by_global_norm(tape.gradient(loss, weights), 1.0)
+    keras.optimizers.Adam().apply_gradients(zip(clipped, weights))
+    twin = models.DenseTwin("sgd")
+    twin.step(ids, y / norm.numpy())
+    np.testing.assert_allclose(layer.embeddings.numpy(), twin.rows, rtol=1e-6)
+
+
+def test_the_models_optimizer_keeps_nothing_of_the_table():
+    model, _ = models.make_model("adagrad")
+    compiled(model, optimizer=keras.optimizers.Adam(
+        use_ema=True, weight_decay=0.5, clipnorm=1e-3))
+    model.train_on_batch(*models.batches(1))
+    assert all(variable.shape.rank == 0
+               for variable in model.optimizer.variables)
+
+
+@pytest.mark.parametrize("make", [
+    keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.Adam,
+    lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)])
+def test_without_its_own_the_models_optimizer_trains_it_as_one_weight(make):
+    model, layer = models.make_model(None, num_shards=4)
+    # The dense twin: one-hot rows times one matrix, so no slices anywhere.
+    one_hot = keras.Input([models.LENGTH, models.NUM_ROWS])
+    dense = keras.layers.Dense(models.DIM, use_bias=False)
+    twin = keras.Model(one_hot, dense(one_hot))
+    dense.kernel.assign(models.start_rows())
+    ids, y = models.batches(4)
+    for trained, x in ((model, ids),
+                       (twin, np.eye(models.NUM_ROWS, dtype="f")[ids])):
+        compiled(trained, optimizer=make()).fit(
+            x, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+    assert np.any(layer.embeddings.numpy() != models.start_rows())
+    np.testing.assert_allclose(
+        layer.embeddings.numpy(), dense.kernel.numpy(), rtol=2e-6, atol=1e-6)
+
+
+def test_without_its_own_a_shared_layer_sums_its_calls():
+    layer = models.make_layer(None, num_shards=2)
+    layer.build()
+    ids, y = models.batches(1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids) * y) + tf.reduce_sum(layer(ids) * y)
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    rows = np.concatenate([g.indices.numpy() + offset
+                           for g, offset in zip(gradients, (0, 5))])
+    assert sorted(rows) == np.unique(ids).tolist()

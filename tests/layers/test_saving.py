@@ -1,0 +1,232 @@
+"""In every format the table is one array, whatever the shards."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layers import models
+
+OPTIMIZERS = (None, "sgd", "adagrad")
+
+
+def trained(optimizer, num_shards, **kwargs):
+    rule = optimizer and models.settings(optimizer)
+    model, layer = models.make_model(rule, num_shards, **kwargs)
+    model.compile("sgd", models.weighted_sum)
+    train(model, 1)
+    return model, layer
+
+
+def train(model, seed):
+    ids, y = models.batches(2, seed)
+    model.fit(ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+
+
+def state(layer):
+    slots = layer.optimizer.slots if layer.optimizer else {}
+    return {"rows": layer.embeddings.numpy(),
+            **{name: slot.numpy() for name, slot in slots.items()}}
+
+
+def assert_same_state(layer, other):
+    left, right = state(layer), state(other)
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name])
+    if layer.optimizer:
+        assert int(layer.optimizer.iterations) == int(
+            other.optimizer.iterations) > 0
+        assert float(layer.optimizer.learning_rate) == float(
+            other.optimizer.learning_rate)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_saved_model_resumes_to_the_bit(optimizer, tmp_path):
+    model, layer = trained(optimizer, 3)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(
+        tmp_path / "model.keras",
+        custom_objects={"weighted_sum": models.weighted_sum,
+                        "initializer": models.initializer})
+    other = loaded.get_layer("words")
+    assert_same_state(other, layer)
+    for one in (model, loaded):
+        train(one, seed=2)
+    assert_same_state(other, layer)
+    assert np.any(layer.embeddings.numpy() != models.start_rows())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("num_shards", "more"), [(3, 1), (1, 4), (2, 7)])
+def test_weights_load_into_any_number_of_shards(
+        optimizer, num_shards, more, tmp_path):
+    path = tmp_path / "model.weights.h5"
+    model, layer = trained(optimizer, num_shards)
+    model.save_weights(path)
+    rule = optimizer and models.settings(optimizer)
+    resumed, other = models.make_model(rule, more)
+    resumed.load_weights(path)
+    assert_same_state(other, layer)
+    if optimizer:
+        resumed.compile("sgd", models.weighted_sum)
+        for one in (model, resumed):
+            train(one, seed=2)
+        assert_same_state(other, layer)
+
+
+def test_weights_in_several_files_load_too(tmp_path):
+    path = tmp_path / "model.weights.json"
+    model, layer = trained("adagrad", 3)
+    model.save_weights(path, max_shard_size=0.001)
+    resumed, other = models.make_model(models.settings("adagrad"), 2)
+    resumed.load_weights(path)
+    assert_same_state(other, layer)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_checkpoint_restores_into_any_number_of_shards(optimizer, tmp_path):
+    model, layer = trained(optimizer, 3)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    rule = optimizer and models.settings(optimizer)
+    resumed, other = models.make_model(rule, 4)
+    tf.train.Checkpoint(model=resumed).read(path).expect_partial()
+    assert_same_state(other, layer)
+    keys = dict(tf.train.list_variables(path))
+    assert [shape for key, shape in keys.items() if "_embeddings" in key] == [
+        [models.NUM_ROWS, models.DIM]]
+    if optimizer:  # And nothing else of its size, but for the slot variable.
+        tables = 2 if optimizer == "adagrad" else 1
+        assert sum(np.prod(shape) for shape in keys.values() if shape) == (
+            tables * models.NUM_ROWS * models.DIM)
+
+
+def test_keras_slot_variables_restore_into_the_same_shards_only(tmp_path):
+    model, layer = trained(None, 3)
+    model.compile("adam", models.weighted_sum)
+    train(model, 2)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    resumed, other = trained(None, 3)
+    resumed.compile("adam", models.weighted_sum)
+    tf.train.Checkpoint(model=resumed).read(path)
+    for one in (model, resumed):
+        train(one, 3)
+    assert_same_state(other, layer)
+    resumed, other = trained(None, 4)
+    with pytest.raises(ValueError, match="shape"):
+        tf.train.Checkpoint(model=resumed).read(path)
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+def test_checkpoints_go_from_and_into_an_unsharded_embedding(
+        optimizer, tmp_path):
+    ids = keras.Input([models.LENGTH], dtype="int64")
+    plain = keras.layers.Embedding(models.NUM_ROWS, models.DIM, name="words")
+    plain_model = keras.Model(ids, plain(ids))
+    path = tf.train.Checkpoint(model=plain_model).write(str(tmp_path / "plain"))
+    model, layer = models.make_model(optimizer)
+    tf.train.Checkpoint(model=model).read(path).expect_partial()
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), plain.embeddings.numpy())
+
+    layer.embeddings.assign(models.start_rows())
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "sharded"))
+    tf.train.Checkpoint(model=plain_model).read(path).expect_partial()
+    np.testing.assert_array_equal(
+        plain.embeddings.numpy(), models.start_rows())
+
+
+def test_weights_without_an_optimizer_start_it_anew(tmp_path):
+    model, layer = models.make_model(None)
+    model.save_weights(tmp_path / "model.weights.h5")
+    resumed, other = trained("adagrad", 2)
+    resumed.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(
+        other.embeddings.numpy(), layer.embeddings.numpy())
+    assert np.all(other.optimizer.accumulators.numpy() == 0.25)
+    assert int(other.optimizer.iterations) == 0
+
+
+def test_weights_of_another_optimizer_are_refused(tmp_path):
+    model, _ = trained("sgd", 2)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other, _ = models.make_model(models.settings("adagrad"))
+    with pytest.raises(ValueError, match="with the optimizer it was saved"):
+        other.load_weights(tmp_path / "model.weights.h5")
+
+
+def test_a_table_of_another_shape_is_refused(tmp_path):
+    path = tmp_path / "model.weights.h5"
+    ids = keras.Input([models.LENGTH], dtype="int64")
+    wider = tlm.layers.ShardedEmbedding(11, 2)
+    keras.Model(ids, wider(ids)).save_weights(path)
+    model, layer = models.make_model("sgd")
+    with pytest.raises(ValueError, match=r"shape \(10, 2\).*shape \(11, 2\)"):
+        model.load_weights(path)
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), models.start_rows())
+
+
+def test_files_are_written_and_read_shard_by_shard(tmp_path, monkeypatch):
+    model, layer = trained("adagrad", 3)
+    whole = type(layer.embeddings).numpy
+
+    def refuse(table):
+        raise AssertionError(f"{table.name} was joined")
+
+    monkeypatch.setattr(type(layer.embeddings), "numpy", refuse)
+    model.save_weights(tmp_path / "model.weights.h5")
+    resumed, other = models.make_model(models.settings("adagrad"), 2)
+    resumed.load_weights(tmp_path / "model.weights.h5")
+    monkeypatch.setattr(type(layer.embeddings), "numpy", whole)
+    assert_same_state(other, layer)
+
+
+SERVER = """
+import json, sys
+import tensorflow as tf
+model = tf.saved_model.load(sys.argv[1])
+ids = tf.constant(json.loads(sys.argv[2]), tf.int64)
+print(json.dumps(model.serve(ids).numpy().tolist()))
+try:
+    model.serve(ids + 10)
+except tf.errors.InvalidArgumentError as error:
+    assert "words" in str(error), error
+else:
+    raise AssertionError("id 10 and more were taken")
+assert not any("layoutmap" in name for name in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_exported_model_serves_without_this_package(optimizer, tmp_path):
+    model, layer = trained(optimizer, 3)
+    ids, _ = models.batches(1)
+    model.export(str(tmp_path / "served"), verbose=False)
+    graph = (tmp_path / "served" / "saved_model.pb").read_bytes()
+    assert b"LayoutMap>" not in graph
+    served = subprocess.run(
+        [sys.executable, "-c", SERVER, str(tmp_path / "served"),
+         json.dumps(ids.tolist())],
+        check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()
+    # The model goes on where it was.
+    np.testing.assert_array_equal(
+        model.predict(ids, verbose=0), layer.embeddings.numpy()[ids])
+    train(model, seed=2)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_saved_model_save_keeps_what_predict_says(optimizer, tmp_path):
+    model, layer = trained(optimizer, 3)
+    ids, _ = models.batches(1)
+    tf.saved_model.save(model, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    answer = loaded.signatures["serving_default"](inputs=tf.constant(ids))
+    np.testing.assert_array_equal(
+        next(iter(answer.values())), layer.embeddings.numpy()[ids])

@@ -1,0 +1,42 @@
+"""A lookup in several shards with TensorFlow's own operations."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_layoutmap.partition import RowPartition
+
+
+def gather(shards: Sequence[tf.Variable], ids: tf.Tensor,
+           name: str) -> tf.Tensor:
+    """Returns the rows of `ids`, in their order.
+
+    Args:
+      shards: Contiguous blocks of rows, in order.
+      ids: Any shape, int32 or int64: global rows.
+      name: Whose rows, for the message about an id that is outside.
+
+    Returns:
+      Shape `ids.shape + [dim]`.
+    """
+    partition = RowPartition.from_sizes([int(s.shape[0]) for s in shards])
+    flat_ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
+    inside = tf.reduce_all((flat_ids >= 0) & (flat_ids < partition.num_rows))
+    check = tf.debugging.Assert(inside, [
+        f"Ids must be in [0, {partition.num_rows}) (layer {name!r}).",
+        flat_ids])
+    with tf.control_dependencies([] if check is None else [check]):
+        flat_ids = tf.identity(flat_ids)
+    # Searching the ends (not the starts) skips empty shards.
+    owners = tf.searchsorted(
+        tf.constant(partition.offsets[1:], tf.int64), flat_ids, side="right")
+    starts = tf.gather(tf.constant(partition.offsets[:-1], tf.int64), owners)
+    num_shards = len(shards)
+    local_rows = tf.dynamic_partition(flat_ids - starts, owners, num_shards)
+    places = tf.dynamic_partition(
+        tf.range(tf.size(flat_ids)), owners, num_shards)
+    rows = tf.dynamic_stitch(places, [
+        tf.gather(shard, local) for shard, local in zip(shards, local_rows)])
+    rows = tf.reshape(rows, tf.concat([tf.shape(ids), shards[0].shape[1:]], 0))
+    rows.set_shape(ids.shape.concatenate(shards[0].shape[1:]))
+    return rows

@@ -1,0 +1,188 @@
+"""Tables as Keras weights.
+
+`TableWeight` is one Keras variable for a whole table that has an optimizer of
+its own. `ShardWeight` is one shard of a table that the model's optimizer
+trains. Keras sees ordinary variables; a tape gives each one gradient.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap.layers.row_optimizer import RowOptimizer
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.gradient import ShardedVariableGradient
+
+# Where the kernels are. Under every strategy a table is one copy, here.
+HOST = "/device:CPU:0"
+
+
+class TableWeight(keras.Variable):
+    """A whole table, trained by a `RowOptimizer`.
+
+    The model's optimizer hands over the gradient inside its `apply`, because
+    of `overwrite_with_gradient`, and makes no slot variables. By then the tape
+    has joined the gradients of all calls of the step, and the step is really
+    taken: nothing trains while one only predicts, or looks at gradients.
+    """
+
+    def __init__(self, make_table: Callable[[], ShardedVariable],
+                 shape: tuple[int, int], *, optimizer: RowOptimizer,
+                 name: str = "embeddings"):
+        """Calls `make_table`, or lets Keras do so later while it traces."""
+        self._make_table = make_table
+        self._optimizer = optimizer
+        super().__init__(make_table, shape=shape, dtype="float32",
+                         autocast=False, name=name)
+
+    def _initialize_with_initializer(self, initializer):
+        del initializer
+        self._value = self._make_table()
+        # By this name optimizers tell variables from each other.
+        self._value._unique_id = f"{self.path}_{id(self)}"
+        with tf.init_scope(), tf.device(HOST):
+            self._optimizer.create_slots(self._value)
+
+    @property
+    def table(self) -> ShardedVariable | None:
+        """The table; None as long as Keras has not initialised it."""
+        return self._value
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """True: gradients come to `assign`, inside an optimizer's `apply`."""
+        return True
+
+    def assign(self, value):
+        optimizer = _keras_private.applying_optimizer()
+        if optimizer is None:
+            self._value.assign(value)
+        else:
+            self._train(value, optimizer)
+        return value
+
+    def assign_add(self, value):
+        if isinstance(value, tf.IndexedSlices):
+            self._value.scatter_add(value)
+        else:
+            self._value.assign_add(value)
+
+    def assign_sub(self, value):
+        if isinstance(value, tf.IndexedSlices):
+            self._value.scatter_sub(value)
+        else:
+            self._value.assign_sub(value)
+
+    def _train(self, gradient, optimizer):
+        if optimizer.loss_scale_factor is not None:
+            gradient = _divide(gradient, optimizer.loss_scale_factor)
+        self._optimizer.update(self._value, gradient)
+
+    # The value stays in its shards: no cast and no copy of all of it.
+
+    @property
+    def value(self):
+        # The first that an optimizer's `build` asks for.
+        self._refuse_accumulation(_keras_private.applying_optimizer())
+        return super().value if self._value is None else self._value
+
+    def _refuse_accumulation(self, optimizer):
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        if steps:
+            raise ValueError(
+                "The model's optimizer must not accumulate gradients of a "
+                "table with an optimizer of its own, which takes each as a "
+                "step; sum the gradients of several batches in a loop of your "
+                "own, or use optimizer=None. Received: "
+                f"gradient_accumulation_steps={steps} (weight {self.path!r}).")
+
+    @property
+    def handle(self):
+        # What a tape takes for the variable.
+        in_export = _tf_private.in_save_context()
+        return self._value.handle if in_export else self._value
+
+    def __repr__(self) -> str:
+        return f"<TableWeight path={self.path} table={self._value!r}>"
+
+    # To tf.train.Checkpoint and tf.saved_model it is the table.
+
+    def _gather_saveables_for_checkpoint(self):
+        return self._value._gather_saveables_for_checkpoint()
+
+    def _checkpoint_adapter(self, path):
+        return self._value._checkpoint_adapter(path)
+
+    def _copy_trackable_to_cpu(self, object_map):
+        self._value._copy_trackable_to_cpu(object_map)
+        object_map[self] = object_map[self._value]
+
+    def _export_to_saved_model_graph(self, object_map, tensor_map, options,
+                                     **kwargs):
+        handles = self._value._export_to_saved_model_graph(
+            object_map, tensor_map, options, **kwargs)
+        object_map[self] = object_map[self._value]
+        return handles
+
+    @property
+    def _shared_name(self):
+        return self._value._shared_name
+
+
+class ShardWeight(keras.Variable):
+    """One shard of a table, whose gradients hold each row once.
+
+    Keras' optimizers square what comes for a row, and add the squares up: so
+    what comes must be the sum.
+    """
+
+    def __init__(self, make_table: Callable[[], ShardedVariable], shard: int,
+                 shape: tuple[int, int], *, dtype: str):
+        """Takes the variable of `shard`; may call `make_table` later."""
+        self._make_table = make_table
+        self._shard = shard
+        self._summed = None
+        super().__init__(make_table, shape=shape, dtype=dtype,
+                         autocast=False, name=f"embeddings_{shard}")
+
+    def _initialize_with_initializer(self, initializer):
+        del initializer
+        self._value = self._make_table().variables[self._shard]
+
+    @property
+    def handle(self):
+        if self._value is None or _tf_private.in_save_context():
+            return super().handle
+        if self._summed is None:
+            self._summed = _SummedShard([self._value], name=self.path)
+        return self._summed
+
+
+class _SummedGradient(ShardedVariableGradient):
+    """The gradient of a table, equal rows summed."""
+
+    def replace_gradient_components(self, value, component_grads):
+        gradient = super().replace_gradient_components(value, component_grads)
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        rows, places = tf.unique(gradient.indices)
+        values = tf.math.unsorted_segment_sum(
+            gradient.values, places, tf.size(rows))
+        return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+class _SummedShard(ShardedVariable):
+    __composite_gradient__ = _SummedGradient()
+
+
+def _divide(gradient: Any, divisor: float) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient / divisor
+    return tf.IndexedSlices(gradient.values / divisor, gradient.indices,
+                            gradient.dense_shape)
+
+
+_keras_private.unscale_gradients_of(TableWeight)
