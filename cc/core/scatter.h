@@ -4,6 +4,7 @@
 #define TF_LAYOUTMAP_CORE_SCATTER_H_
 
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "cc/core/gather.h"
@@ -99,23 +100,33 @@ void ScatterRows(const ShardedView<T>& table, Span<const Tid> ids,
   if (n < kFewIds || num_workers == 1) {
     return write_range(0, n, [](int64_t k) { return k; });
   }
+  const int64_t cost = 20 + row_bytes / 8;
+  auto write_groups = [&](const RowGroups& groups) {
+    const int64_t size = groups.splits.back();
+    parallel_for(num_workers, (size / num_workers + 1) * cost,
+                 [&](int64_t first, int64_t last) {
+                   write_range(groups.splits[first], groups.splits[last],
+                               [&](int64_t k) { return groups.positions[k]; });
+                 });
+  };
+  // A bit per row is too much for a few ids of a huge table.
+  constexpr int64_t kMaxRowsPerId = 4096;
+  const int64_t num_rows = table.partition->num_rows();
+  if (num_rows / kMaxRowsPerId > n) {
+    std::vector<int32_t> all(n);
+    std::iota(all.begin(), all.end(), 0);
+    return write_groups(GroupRows(ids, Span<const int32_t>(all), num_workers));
+  }
   // Rows that come for the first time: no two workers meet on one, in whatever
   // ranges, and values are read in the order in which they lie.
-  Occurrences found = FindRepeats(ids, table.partition->num_rows());
-  const int64_t cost = 20 + row_bytes / 8;
+  Occurrences found = FindRepeats(ids, num_rows);
   parallel_for(found.firsts.size(), cost, [&](int64_t begin, int64_t end) {
     write_range(begin, end, [&](int64_t k) { return found.firsts[k]; });
   });
   // Then the others, those of one row by one worker: no lock, no lost update,
   // and each row sees its ids in their order, whatever the workers.
   if (found.repeats.empty()) return;
-  const RowGroups groups =
-      GroupRows(ids, Span<const int32_t>(found.repeats), num_workers);
-  parallel_for(num_workers, (found.repeats.size() / num_workers + 1) * cost,
-               [&](int64_t first, int64_t last) {
-                 write_range(groups.splits[first], groups.splits[last],
-                             [&](int64_t k) { return groups.positions[k]; });
-               });
+  write_groups(GroupRows(ids, Span<const int32_t>(found.repeats), num_workers));
 }
 
 }  // namespace layoutmap

@@ -15,7 +15,6 @@ namespace {
 
 using tensorflow::DEVICE_CPU;
 using tensorflow::OpInputList;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
@@ -60,9 +59,9 @@ absl::Status GetReplica(OpKernelContext* ctx, int32_t* replica) {
   return absl::OkStatus();
 }
 
-class CreateHostEngineOp : public OpKernel {
+class CreateHostEngineOp : public Kernel {
  public:
-  explicit CreateHostEngineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit CreateHostEngineOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadTables(ctx));
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_replicas", &config_.num_replicas));
@@ -70,7 +69,7 @@ class CreateHostEngineOp : public OpKernel {
         ctx, ctx->GetAttr("max_pending_steps", &config_.max_pending_steps));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     std::unique_ptr<HostEngine> engine;
     OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config_, &engine)));
     Tensor* handle = nullptr;
@@ -166,11 +165,11 @@ class CreateHostEngineOp : public OpKernel {
 };
 
 template <typename Tid>
-class EnqueueStepOp : public OpKernel {
+class EnqueueStepOp : public Kernel {
  public:
-  using OpKernel::OpKernel;
+  using Kernel::Kernel;
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     EnginePtr engine;
     int32_t replica;
     const Tensor* training;
@@ -222,14 +221,14 @@ class EnqueueStepOp : public OpKernel {
   }
 };
 
-class DequeueStepOp : public OpKernel {
+class DequeueStepOp : public Kernel {
  public:
-  explicit DequeueStepOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit DequeueStepOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("max_sequence_lengths", &lengths_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     EnginePtr engine;
     int32_t replica;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
@@ -300,11 +299,11 @@ class DequeueStepOp : public OpKernel {
   std::vector<int64_t> lengths_;
 };
 
-class ApplyStepOp : public OpKernel {
+class ApplyStepOp : public Kernel {
  public:
-  using OpKernel::OpKernel;
+  using Kernel::Kernel;
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     EnginePtr resource;
     int32_t replica;
     OpInputList gradients;
@@ -419,22 +418,22 @@ class ApplyStepOp : public OpKernel {
   }
 };
 
-class ResetHostEngineOp : public OpKernel {
+class ResetHostEngineOp : public Kernel {
  public:
-  using OpKernel::OpKernel;
+  using Kernel::Kernel;
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     EnginePtr engine;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     engine->engine().Reset();
   }
 };
 
-class DescribeHostEngineOp : public OpKernel {
+class DescribeHostEngineOp : public Kernel {
  public:
-  using OpKernel::OpKernel;
+  using Kernel::Kernel;
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     enum { kPending, kAwaiting, kNumUpdates, kPoisoned };
     EnginePtr engine;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));

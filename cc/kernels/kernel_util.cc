@@ -1,5 +1,6 @@
 #include "cc/kernels/kernel_util.h"
 
+#include <exception>
 #include <string>
 
 #include "tensorflow/core/platform/errors.h"
@@ -17,6 +18,17 @@ absl::Status ToTf(const Status& status) {
       return absl::FailedPreconditionError(status.message());
   }
   return absl::OkStatus();
+}
+
+void Kernel::Compute(tensorflow::OpKernelContext* ctx) {
+  try {
+    Run(ctx);
+  } catch (const std::exception& error) {
+    // std::bad_alloc and std::length_error; nothing else is thrown here.
+    ctx->SetStatus(absl::ResourceExhaustedError(
+        absl::StrCat(name(), ": out of memory for its temporary values (",
+                     error.what(), ")")));
+  }
 }
 
 ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx) {

@@ -15,6 +15,18 @@ namespace layoutmap {
 
 absl::Status ToTf(const Status& status);
 
+// What all our kernels are: sizes come from the outside, and one that no
+// memory holds is an error of the call, not the end of the process.
+class Kernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* ctx) final;
+
+ protected:
+  virtual void Run(tensorflow::OpKernelContext* ctx) = 0;
+};
+
 // The device's intra-op threads, and how many they are.
 ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx);
 int NumWorkers(tensorflow::OpKernelContext* ctx);

@@ -14,7 +14,6 @@ namespace {
 
 using tensorflow::DEVICE_CPU;
 using tensorflow::OpInputList;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -49,16 +48,16 @@ absl::Status CheckCount(const char* input, const std::string& table,
 }
 
 template <typename Tid>
-class LookupRowsOp : public OpKernel {
+class LookupRowsOp : public Kernel {
  public:
-  explicit LookupRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit LookupRowsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature", &spec_.feature));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &spec_.table));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     const Tensor* offsets;
     const Tensor* id_values;
     const Tensor* row_splits;
@@ -121,9 +120,9 @@ Status CheckUniqueRows(int64_t num_rows, Span<const Tid> rows,
 }
 
 template <typename Tid>
-class ApplyRowGradientsOp : public OpKernel {
+class ApplyRowGradientsOp : public Kernel {
  public:
-  explicit ApplyRowGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit ApplyRowGradientsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     std::string optimizer;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
     OP_REQUIRES_OK(ctx, ToTf(ParseOptimizer(optimizer, &optimizer_)));
@@ -131,7 +130,7 @@ class ApplyRowGradientsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     auto input = [&](const char* name) {
       const Tensor* tensor = nullptr;
       ctx->SetStatus(ctx->input(name, &tensor));

@@ -11,20 +11,19 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::DEVICE_CPU;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 template <typename Tid>
-class AssignPartitionOp : public OpKernel {
+class AssignPartitionOp : public Kernel {
  public:
-  explicit AssignPartitionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit AssignPartitionOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     enum { kIds, kOffsets };
     enum { kShards, kLocalRows };
     const Tensor& ids = ctx->input(kIds);
@@ -49,14 +48,14 @@ class AssignPartitionOp : public OpKernel {
 };
 
 template <typename Tid>
-class RouteIdsOp : public OpKernel {
+class RouteIdsOp : public Kernel {
  public:
-  explicit RouteIdsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit RouteIdsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("unique", &unique_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     enum { kIds, kOffsets };
     enum { kLocalRows, kSplits, kPermutation, kInverse };
     OP_REQUIRES_OK(ctx, CheckRank("ids", ctx->input(kIds), 1));
@@ -98,9 +97,9 @@ class RouteIdsOp : public OpKernel {
 };
 
 template <typename Tid>
-class FindUniqueRowsOp : public OpKernel {
+class FindUniqueRowsOp : public Kernel {
  public:
-  explicit FindUniqueRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit FindUniqueRowsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     std::string combiner;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("combiner", &combiner));
     OP_REQUIRES_OK(ctx, ToTf(ParseCombiner(combiner, &spec_.combiner)));
@@ -109,7 +108,7 @@ class FindUniqueRowsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &spec_.table));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     enum { kIds, kRowSplits, kWeights };
     enum { kGains, kUniqueRows, kUniqueSplits, kPositions };
     for (int i : {kIds, kRowSplits, kWeights}) {

@@ -13,7 +13,6 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::DEVICE_CPU;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -70,14 +69,15 @@ void SelectOwned(Span<const Tid> ids, const LocalShard& shard,
 }
 
 template <typename Tid>
-class LookupShardOp : public OpKernel {
+class LookupShardOp : public Kernel {
  public:
-  explicit LookupShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit LookupShardOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     LockedShards shards;
     OP_REQUIRES_OK(ctx,
                    shards.Lock(ctx, {"shard"}, LockedShards::Mode::kShared));
@@ -95,9 +95,10 @@ class LookupShardOp : public OpKernel {
                    shards.View(0, table_, shard.partition, row_shape, &table));
 
     Tensor* partial = nullptr;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(0, TensorShape({1, ids.size(), table.dim}),
-                                  &partial));
+    TensorShape shape({1});
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(ids.size()));
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(table.dim));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &partial));
     float* out = partial->flat<float>().data();
     const int64_t size = shard.partition.num_rows();
     TfParallelFor(ctx)(
@@ -116,12 +117,13 @@ class LookupShardOp : public OpKernel {
  private:
   std::string table_;
   int64_t num_rows_;
+  int64_t dim_;
 };
 
 template <typename Tid>
-class UpdateShardOp : public OpKernel {
+class UpdateShardOp : public Kernel {
  public:
-  explicit UpdateShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit UpdateShardOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     std::string optimizer;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
     OP_REQUIRES_OK(ctx, ToTf(ParseOptimizer(optimizer, &optimizer_)));
@@ -129,7 +131,7 @@ class UpdateShardOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     const Tensor* id_values;
     const Tensor* gradients;
     const Tensor* hyperparameters;

@@ -14,7 +14,6 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::DEVICE_CPU;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -22,9 +21,9 @@ using tensorflow::TensorShape;
 using tensorflow::tstring;
 
 // What both ops take: a partition and checked ids.
-class TableOp : public OpKernel {
+class TableOp : public Kernel {
  public:
-  explicit TableOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit TableOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
   }
@@ -58,7 +57,7 @@ class GatherRowsOp : public TableOp {
  public:
   using TableOp::TableOp;
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     RowPartition partition;
     const Tensor* ids;
     OP_REQUIRES_OK(ctx, ReadInputs(ctx, &partition, &ids));
@@ -124,7 +123,7 @@ class ScatterRowsOp : public TableOp {
             " (table '", table_, "')")));
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Run(OpKernelContext* ctx) override {
     RowPartition partition;
     const Tensor* ids;
     const Tensor* updates;
