@@ -6,9 +6,6 @@ _HOMES = {
     "DeviceMesh": "tf_layoutmap.layout.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "TensorLayout": "tf_layoutmap.layout.tensor_layout:TensorLayout",
-    "explain": "tf_layoutmap.layout.explain:explain",
-    "layout_map_scope":
-        "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
     "self_check": "tf_layoutmap.layout.switches:self_check",
     "to_host": "tf_layoutmap.layout.host_values:to_host",
     "to_mesh": "tf_layoutmap.layout.host_values:to_mesh",

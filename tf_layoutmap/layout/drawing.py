@@ -16,8 +16,8 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
 
     ```
     d1/kernel (10, 20), layout (None, 'model') on mesh batch=2 x model=2
-                 [:, 0:10]      [:, 10:20]
-                 CPU:0 CPU:2    CPU:1 CPU:3
+        [:, 0:10]     [:, 10:20]
+        CPU:0 CPU:2   CPU:1 CPU:3
     ```
 
     A row per part of the first dimension, a column per part of the others.

@@ -71,6 +71,11 @@ class Explanation:
         return not self.unused and not any(v.problems for v in self.variables)
 
     @property
+    def contested(self) -> tuple[VariableReport, ...]:
+        """The variables that two or more keys match."""
+        return tuple(v for v in self.variables if v.losers)
+
+    @property
     def bytes_per_device(self) -> int:
         """What one device holds of all variables."""
         return sum(v.bytes_per_device for v in self.variables)
@@ -201,7 +206,9 @@ def _unused(layout_map: LayoutMap,
         if key in winners:
             continue
         if key in beaten_by:
-            first = ", ".join(map(repr, beaten_by[key]))
+            firsts = list(map(repr, beaten_by[key]))
+            first = ", ".join(firsts[:3]) + (
+                f" and {len(firsts) - 3} more" if len(firsts) > 3 else "")
             reasons[key] = (
                 f"matches only variables that go to {first}, set before it: "
                 "set it first, or narrow that one")

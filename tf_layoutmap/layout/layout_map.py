@@ -221,16 +221,27 @@ class LayoutMap(collections.abc.MutableMapping):
 
     def scope(self, **options: Any) -> Any:
         """Returns `tlm.layout_map_scope(self, **options)`."""
-        from tf_layoutmap.layout import layout_map_scope
-        return layout_map_scope.layout_map_scope(self, **options)
+        from tf_layoutmap.layout.layout_map_scope import layout_map_scope
+        return layout_map_scope(self, **options)
 
     def explain(self, model: Any) -> Any:
-        """Returns `tlm.layout.explain(self, model)`: what goes where, and why.
+        """Returns what this map does to `model`, and what is wrong with it.
 
         Nothing is allocated. `print` shows it as a table.
+
+        Args:
+          model: A Keras model or layer, made with or without the scope.
+
+        Returns:
+          An `Explanation`: per variable the key that won, those that lost,
+          layout and bytes per device; keys that no variable goes by.
+
+        Raises:
+          TypeError: `model` is no layer.
+          ValueError: The map has no mesh.
         """
-        from tf_layoutmap.layout import explain
-        return explain.explain(self, model)
+        from tf_layoutmap.layout.explain import explain
+        return explain(self, model)
 
 
 def axes_of_layout(layout: Any) -> tuple[str | None, ...]:

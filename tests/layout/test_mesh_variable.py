@@ -1,0 +1,123 @@
+"""A variable on a mesh read and written like any Keras variable."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layout.meshes import axes_of, layout_of, mesh_of
+from tf_layoutmap.layout import to_mesh
+
+VALUE = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return mesh_of(batch=2, model=2)
+
+
+@pytest.fixture(params=[("model", None), (None, "batch"), (None, None),
+                        ("batch", "model")])
+def variable(request, mesh):
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["table"] = layout_of(mesh, *request.param)
+    with tlm.layout_map_scope(layout_map):
+        made = keras.Variable(VALUE, name="table")
+    assert axes_of(made) == request.param
+    return made
+
+
+def test_values_come_back_whole(variable):
+    np.testing.assert_array_equal(variable.numpy(), VALUE)
+    np.testing.assert_array_equal(np.asarray(variable), VALUE)
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(variable), VALUE)
+    assert variable.shape == (4, 6) and variable.dtype == "float32"
+
+
+@pytest.mark.parametrize("make", [
+    np.asarray, tf.constant, lambda x: x.tolist(), keras.Variable,
+    tf.Variable])
+def test_a_host_value_is_assigned_as_the_variable_lies(variable, make):
+    before = axes_of(variable)
+    variable.assign(make(VALUE * 2))
+    np.testing.assert_array_equal(variable.numpy(), VALUE * 2)
+    assert axes_of(variable) == before
+
+
+@pytest.mark.parametrize("axes", [(None, None), ("model", None),
+                                  ("batch", "model")])
+def test_a_value_on_the_mesh_is_assigned_whatever_its_layout(
+        variable, mesh, axes):
+    before = axes_of(variable)
+    variable.assign(to_mesh(VALUE + 1, layout_of(mesh, *axes)))
+    np.testing.assert_array_equal(variable.numpy(), VALUE + 1)
+    assert axes_of(variable) == before
+
+
+def test_adding_and_subtracting_take_host_values(variable):
+    variable.assign_add(VALUE)
+    np.testing.assert_array_equal(variable.numpy(), 2 * VALUE)
+    variable.assign_sub(tf.constant(VALUE))
+    np.testing.assert_array_equal(variable.numpy(), VALUE)
+    variable.assign_add(1.0)
+    np.testing.assert_array_equal(variable.numpy(), VALUE + 1)
+
+
+def test_assigning_in_a_function(variable):
+    @tf.function
+    def double():
+        variable.assign(variable * 2.0)
+        variable.assign_add(variable)
+
+    double()
+    np.testing.assert_array_equal(variable.numpy(), 4 * VALUE)
+
+
+def test_a_value_of_the_wrong_shape_is_refused(variable):
+    with pytest.raises(ValueError, match="shape"):
+        variable.assign(np.zeros((6, 4), np.float32))
+    np.testing.assert_array_equal(variable.numpy(), VALUE)
+
+
+def test_later_writes_to_the_array_do_not_reach_the_variable(variable):
+    value = VALUE * 3
+    variable.assign(value)
+    value[:] = -1
+    np.testing.assert_array_equal(variable.numpy(), VALUE * 3)
+
+
+def test_a_scalar_is_a_number(mesh):
+    with tlm.layout_map_scope(tlm.LayoutMap(mesh)):
+        scalar = keras.Variable(3, dtype="int32")
+    assert int(scalar) == 3 and float(scalar) == 3.0
+    assert axes_of(scalar) == ()
+
+
+def test_arithmetic_with_numbers(variable):
+    np.testing.assert_array_equal(
+        tlm.layout.to_host(variable * 2.0 + 1.0), VALUE * 2 + 1)
+
+
+def test_a_string_initializer_works(mesh):
+    with tlm.layout_map_scope(tlm.LayoutMap(mesh)):
+        ones = keras.Variable("ones", shape=(2, 2))
+    np.testing.assert_array_equal(ones.numpy(), np.ones((2, 2)))
+
+
+def test_unnamed_variables_are_called_as_without_a_mesh(mesh):
+    keras.utils.clear_session()
+    with tlm.layout_map_scope(tlm.LayoutMap(mesh)):
+        assert keras.Variable(0.0).name == "variable"
+
+
+def test_a_copy_is_refused(variable):
+    with pytest.raises(TypeError, match="not copied"):
+        copy.deepcopy(variable)
+
+
+def test_repr_shows_the_value(variable):
+    assert "path=table" in repr(variable)
