@@ -50,6 +50,23 @@ def register(ops: Any) -> None:
             of_gains = tf.reduce_sum(rows * of_ids, axis=1)
         return [*slices, None, None, None, of_gains]
 
+    @tf.RegisterGradient("LayoutMap>GatherRows")
+    def _gather_rows_gradient(
+        op: tf.Operation, gradient: tf.Tensor,
+    ) -> list[tf.IndexedSlices | None]:
+        """Gradients of shards, offsets and ids: as those of `tf.gather`."""
+        num_shards = op.get_attr("num_shards")
+        offsets, ids = op.inputs[num_shards:]
+        flat_ids = tf.reshape(ids, [-1])
+        row_shape = tf.shape(gradient)[tf.rank(ids):]
+        values = tf.reshape(gradient, tf.concat(
+            [tf.shape(flat_ids), row_shape], axis=0))
+        routed = ops.layout_map_route_ids(
+            ids=flat_ids, offsets=offsets,
+            placement=op.get_attr("placement").decode())
+        return [*_by_shard(routed, tf.gather(values, routed.permutation),
+                           _shard_sizes(offsets, num_shards)), None, None]
+
 
 def _shard_sizes(offsets: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
     return tf.unstack(offsets[1:] - offsets[:-1], num=num_shards)
@@ -60,10 +77,10 @@ def _by_shard(
 ) -> list[tf.IndexedSlices]:
     """Cuts `values`, one per routed slot, into the slices of each shard."""
     slices = []
-    dim = tf.shape(values, tf.int64)[1]
+    row_shape = tf.shape(values, tf.int64)[1:]
     for shard, size in enumerate(shard_sizes):
         start, end = routed.splits[shard], routed.splits[shard + 1]
         slices.append(tf.IndexedSlices(
             values[start:end], routed.local_rows[start:end],
-            dense_shape=tf.stack([size, dim])))
+            dense_shape=tf.concat([[size], row_shape], axis=0)))
     return slices

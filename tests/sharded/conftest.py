@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tf_layoutmap.sharded import routing
+from tests import strategies  # noqa: F401 (splits the CPU, before any op)
+from tf_layoutmap.sharded import parts
 
 
 @pytest.fixture
@@ -20,8 +21,8 @@ def sizes(request):
 
 @pytest.fixture(scope="module", params=["our op", "stock ops"])
 def each_route(request):
-    """Runs a test with ids routed by our op, and by TensorFlow's."""
+    """Runs a test with our op on this CPU, and with TensorFlow's alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routing, "_takes_our_ops",
-                      lambda shards: request.param == "our op")
+        if request.param == "stock ops":
+            patch.setattr(parts, "is_local_cpu", lambda device: False)
         yield

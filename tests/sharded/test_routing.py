@@ -8,59 +8,52 @@ from hypothesis import strategies as st
 
 from tests.sharded.tables import make_table
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import ShardedVariable, routing
+from tf_layoutmap.sharded import ShardedVariable, parts, routing
 
 outside = pytest.mark.parametrize("bad_id", [-1, 10, -(2**31), 2**31 - 1])
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
-       st.sampled_from([np.int32, np.int64]), st.data())
-def test_our_op_routes_like_the_stock_ops(sizes, dtype, data):
-    partition = RowPartition.from_sizes(sizes)
-    ids = np.array(data.draw(st.lists(
-        st.integers(0, partition.num_rows - 1), max_size=30)), dtype)
-    ours = routing._route_by_op(partition, tf.constant(ids))
-    stock = routing._route_by_stock_ops(partition, tf.constant(ids))
-    owners, local_rows = partition.locate(ids)
-    for shard in range(partition.num_shards):
-        for route in (ours, stock):
-            np.testing.assert_array_equal(
-                route.local_rows[shard], local_rows[owners == shard])
-            np.testing.assert_array_equal(
-                route.positions[shard], np.flatnonzero(owners == shard))
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any))
-def test_tensors_are_assigned_like_arrays(sizes):
-    partition = RowPartition.from_sizes(sizes)
+       st.sampled_from(["mod", "offsets"]))
+def test_tensors_are_assigned_like_arrays(sizes, placement):
+    partition = (RowPartition.from_sizes(sizes) if placement == "offsets"
+                 else RowPartition.mod(sum(sizes), len(sizes)))
     rows = np.arange(partition.num_rows)
-    for found, wanted in zip(routing.assign(partition, tf.constant(rows)),
+    for found, wanted in zip(parts.assign(partition, tf.constant(rows)),
                              partition.locate(rows)):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_our_op_serves_shards_on_this_cpu(values):
+@given(st.lists(st.integers(0, 5), max_size=20))
+def test_the_last_of_equal_ids_is_found(ids):
+    last = {row: place for place, row in enumerate(ids)}
+    np.testing.assert_array_equal(
+        parts.last_of_equal(tf.constant(ids, tf.int32)),
+        [last[row] for row in ids])
+
+
+def test_one_op_of_ours_serves_shards_on_this_cpu(values):
     shards = make_table(values, [4, 6])._shards()
-    assert routing._takes_our_ops(shards)
-    assert tf.function(lambda: routing._takes_our_ops(shards))
+
+    def are_fused():
+        return [part.is_fused for part in parts.parts_of(shards)]
+
+    assert are_fused() == [True]
     seen = []
-    tf.function(lambda: seen.append(routing._takes_our_ops(shards)),
-                jit_compile=True)()
-    assert seen == [False]
+    tf.function(lambda: seen.append(are_fused()))()
+    tf.function(lambda: seen.append(are_fused()), jit_compile=True)()
+    assert seen == [[True], [False, False]]
 
 
-def test_shards_on_several_devices_give_the_same_rows(values):
-    devices = [f"CPU:{i % len(tf.config.list_logical_devices('CPU'))}"
-               for i in range(2)]
-    variables = []
-    for part, device in zip((values[:4], values[4:]), devices):
-        with tf.device(device):
-            variables.append(tf.Variable(part))
-    table = ShardedVariable(variables)
-    assert routing._takes_our_ops(table._shards()) == (
-        devices[0] == devices[1])
-    np.testing.assert_array_equal(table.sparse_read([9, 0, 4]),
-                                  values[[9, 0, 4]])
+def test_each_device_is_served_by_one_op(values):
+    table = ShardedVariable.create(
+        values, num_shards=5, devices=["CPU:0", "CPU:1"])
+    found = parts.parts_of(table._shards())
+    assert [list(part.numbers) for part in found] == [[0, 2, 4], [1, 3]]
+    assert all(part.is_fused for part in found)
+    for ids in ([9, 0, 4, 9], [], [[1, 2], [3, 8]]):
+        np.testing.assert_array_equal(
+            table.sparse_read(ids), values[np.array(ids, int)])
 
 
 def test_xla_compiles_lookups_and_scatters(values, sizes):
@@ -95,10 +88,10 @@ def test_reading_a_row_outside_is_refused_by_name(values, sizes, bad_id):
     table = make_table(values, sizes)
     with pytest.raises(
             tf.errors.InvalidArgumentError,
-            match=f"Id {bad_id} is outside table 'emb' with 10 rows"):
+            match=f"Id {bad_id} .* is outside table 'emb' with 10 rows"):
         table.sparse_read([0, bad_id, 3])
     with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=rf"\[{bad_id}\] \[ is outside table .* 10 rows"):
+                       match=rf"Id {bad_id} \(ids\[1\]\) is outside table .* 10"):
         tf.function(table.sparse_read)(tf.constant([0, bad_id, 3]))
 
 
@@ -126,7 +119,7 @@ def test_writing_other_shapes_writes_nothing(values, sizes, shape):
         lambda delta: table.scatter_add(
             tf.IndexedSlices(delta, [0, 5, 9])) is None,
         input_signature=[tf.TensorSpec(None, tf.float32)])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must have"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="for table 'emb' must"):
         unknown(np.ones(shape, np.float32))
     np.testing.assert_array_equal(table.numpy(), values)
 
@@ -139,7 +132,7 @@ def test_ids_of_another_dtype_are_refused(values, ids):
 
 def test_large_int64_ids_are_not_cut_to_int32(values):
     with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=f"Id {2**32 + 1} is outside"):
+                       match=f"Id {2**32 + 1} .* is outside"):
         make_table(values, [4, 6]).sparse_read(np.array([2**32 + 1]))
 
 

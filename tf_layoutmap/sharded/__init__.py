@@ -2,6 +2,7 @@
 
 from tf_layoutmap.sharded import dispatch as _dispatch
 from tf_layoutmap.sharded.initial_value import ShardInfo
+from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.sharded_variable import (
     ShardedVariable,
     ShardedVariableSpec,
@@ -9,4 +10,9 @@ from tf_layoutmap.sharded.sharded_variable import (
 
 _dispatch.register()
 
-__all__ = ["ShardInfo", "ShardedVariable", "ShardedVariableSpec"]
+__all__ = [
+    "ShardInfo",
+    "ShardedVariable",
+    "ShardedVariableMixin",
+    "ShardedVariableSpec",
+]

@@ -7,11 +7,23 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap.partition import FixedShardsPartitioner
+from tf_layoutmap.partition import FixedShardsPartitioner, RowPartition
+
+# What is not a string: a RowPartition, a callable, or offsets.
+PLACEMENT_NAMES = ("div", "mod", "offsets")
 
 
-def check_variables(variables: Any, name: str) -> list[tf.Variable]:
-    """Returns `variables` if they can be the shards of one table."""
+def check_variables(variables: Any, name: str, axis: int,
+                    may_be_sliced: bool = False) -> list[tf.Variable]:
+    """Returns `variables` if they can be the shards of one table.
+
+    Args:
+      variables: What came.
+      name: Of the table.
+      axis: 0 or 1: the axis along which they may differ.
+      may_be_sliced: Whether they may carry `SaveSliceInfo`, as those of
+        TensorFlow's own class do.
+    """
     where = f" (table {name!r})."
     if (not isinstance(variables, Sequence) or not variables
             or not all(isinstance(v, tf.Variable) for v in variables)):
@@ -22,24 +34,26 @@ def check_variables(variables: Any, name: str) -> list[tf.Variable]:
         raise ValueError(
             "Argument `variables` must not hold a variable twice. Received: "
             f"{[v.name for v in variables]}{where}")
-    if any(not v.shape.rank or not v.shape.is_fully_defined()
+    if any((v.shape.rank or 0) <= axis or not v.shape.is_fully_defined()
            for v in variables):
         raise ValueError(
             "All `variables` must have fully defined shapes with at least "
-            f"one axis. Received: {[v.shape for v in variables]}{where}")
+            f"{('one axis', 'two axes')[axis]}. Received: "
+            f"{[v.shape for v in variables]}{where}")
     if len({variable.dtype for variable in variables}) > 1:
         raise ValueError(
             "All `variables` must have the same dtype. Received: "
             f"{[v.dtype.name for v in variables]}{where}")
-    if len({tuple(variable.shape[1:]) for variable in variables}) > 1:
+    if len({(*v.shape[:axis], *v.shape[axis + 1:]) for v in variables}) > 1:
         raise ValueError(
-            "All `variables` must have the same shapes except for the first "
-            f"axis. Received: {[v.shape for v in variables]}{where}")
+            "All `variables` must have the same shapes except for the "
+            f"{('first', 'second')[axis]} axis. Received: {[v.shape for v in variables]}{where}")
     if len({variable.trainable for variable in variables}) > 1:
         raise ValueError(
             "All `variables` must be trainable, or none. Received: "
             f"{[v.trainable for v in variables]}{where}")
-    if any(variable._get_save_slice_info() for variable in variables):
+    if not may_be_sliced and any(
+            variable._get_save_slice_info() for variable in variables):
         raise ValueError(
             "`SaveSliceInfo` should not be set for `variables`: the table "
             f"gives each its slice. Received: {[v.name for v in variables]}"
@@ -48,7 +62,7 @@ def check_variables(variables: Any, name: str) -> list[tf.Variable]:
 
 
 def check_whole_value(value: Any, shape: Any, dtype: Any,
-                       name: str) -> tuple[Any, tf.TensorShape, tf.DType]:
+                      name: str) -> tuple[Any, tf.TensorShape, tf.DType]:
     """Returns the value as array or tensor, its shape and dtype."""
     if not isinstance(value, np.ndarray) or dtype is not None:
         value = tf.convert_to_tensor(value, dtype=dtype)
@@ -60,9 +74,115 @@ def check_whole_value(value: Any, shape: Any, dtype: Any,
     return value, found, tf.as_dtype(value.dtype)
 
 
-def number_of_shards(partitioner: Any, num_shards: Any, shape: tuple,
-                      dtype: tf.DType, name: str) -> int:
-    """Returns how many shards `create` is asked for."""
+def check_axis(axis: Any, name: str) -> int:
+    """Returns `axis` if a table can be cut along it."""
+    return _checks.check_int("axis", axis, lowest=0, highest=1,
+                             where=f"table {name!r}")
+
+
+def partition_of(sizes: list[int], placement: Any, axis: int,
+                 name: str) -> RowPartition:
+    """Returns the rule by which shards of `sizes` divide the table.
+
+    Args:
+      sizes: Of each shard, along `axis`.
+      placement: None or `"offsets"`: contiguous. `"div"`: contiguous and
+        even. `"mod"`. Offsets: contiguous, and these. A callable, or a
+        `RowPartition`.
+      axis: Along which the table is cut.
+      name: Of the table.
+
+    Raises:
+      TypeError, ValueError: The placement is none, or another than sizes
+        allow.
+    """
+    where = f"table {name!r}"
+    if isinstance(placement, RowPartition):
+        found = placement
+    elif callable(placement):
+        found = RowPartition.from_callable(placement, sizes)
+    elif placement == "mod":
+        found = RowPartition.mod(sum(sizes), len(sizes))
+    elif placement == "div":
+        found = RowPartition.div(sum(sizes), len(sizes))
+    elif placement is None or placement == "offsets":
+        found = RowPartition.from_sizes(sizes)
+    elif isinstance(placement, str):
+        raise ValueError(_checks.message(
+            "placement", f"one of {PLACEMENT_NAMES}, offsets, a callable or a "
+            "RowPartition", placement, where))
+    else:
+        found = from_offsets(placement, name)
+    if found.sizes != tuple(sizes):
+        raise ValueError(
+            f"Argument `placement` must fit the shards, of sizes {sizes} "
+            f"along axis {axis}. Received: {placement!r}, which needs sizes "
+            f"{list(found.sizes)} ({where}).")
+    if axis == 1 and not found.is_contiguous:
+        raise ValueError(
+            "Argument `placement` must be contiguous along axis 1. Received: "
+            f"{placement!r} ({where}).")
+    return found
+
+
+def from_offsets(offsets: Any, name: str) -> RowPartition:
+    """Returns contiguous blocks that start at `offsets`, the end included."""
+    try:
+        offsets = [int(offset) for offset in offsets]
+    except (TypeError, ValueError):
+        raise TypeError(_checks.message(
+            "placement", f"one of {PLACEMENT_NAMES}, offsets, a callable or a "
+            "RowPartition", offsets, f"table {name!r}")) from None
+    checked = RowPartition("offsets", tuple(offsets))
+    return RowPartition.from_sizes(checked.sizes)
+
+
+def partition_to_make(shape: tuple, dtype: tf.DType, axis: int,
+                      placement: Any, partitioner: Any, num_shards: Any,
+                      devices: Any, name: str) -> RowPartition:
+    """Returns the partition that `create` or `reshard` is asked for."""
+    size = shape[axis]
+    fixed = None
+    if isinstance(placement, RowPartition):
+        fixed = placement
+    elif placement is not None and not isinstance(placement, str) and (
+            not callable(placement)):
+        fixed = from_offsets(placement, name)
+    if fixed is not None:
+        if partitioner is not None or num_shards not in (
+                None, fixed.num_shards):
+            raise ValueError(
+                "Argument `placement` already says how many shards: "
+                f"{fixed.num_shards}. Received: num_shards={num_shards!r}, "
+                f"partitioner={partitioner!r} (table {name!r}).")
+        if fixed.num_rows != size:
+            raise ValueError(
+                f"Argument `placement` must be of {size} "
+                f"{('rows', 'columns')[axis]}. Received: {fixed.num_rows} "
+                f"(table {name!r}).")
+        return partition_of(list(fixed.sizes), fixed, axis, name)
+    if devices is not None and partitioner is None and num_shards is None:
+        num_shards = len(devices)
+    count = _number_of_shards(
+        partitioner, num_shards, shape, dtype, axis, name)
+    sizes = list(RowPartition.div(size, count).sizes)
+    return partition_of(sizes, placement, axis, name)
+
+
+def check_devices(devices: Any, name: str) -> list[str] | None:
+    """Returns `devices` if they are names of devices, or None."""
+    if devices is None:
+        return None
+    if isinstance(devices, str) or not isinstance(devices, Sequence) or (
+            not devices or not all(isinstance(d, str) for d in devices)):
+        raise TypeError(_checks.message(
+            "devices", "a non-empty list of device names", devices,
+            f"table {name!r}"))
+    return list(devices)
+
+
+def _number_of_shards(partitioner: Any, num_shards: Any, shape: tuple,
+                      dtype: tf.DType, axis: int, name: str) -> int:
     if partitioner is not None and num_shards is not None:
         raise ValueError(
             "Arguments `partitioner` and `num_shards` must not both be "
@@ -74,10 +194,12 @@ def number_of_shards(partitioner: Any, num_shards: Any, shape: tuple,
     if not callable(partitioner):
         raise TypeError(_checks.message(
             "partitioner", "callable", partitioner, f"table {name!r}"))
-    counts = list(partitioner(tf.TensorShape(shape), dtype))
-    if (len(counts) != len(shape) or counts[0] < 1
-            or any(count != 1 for count in counts[1:])):
+    options = {"axis": axis} if axis else {}
+    counts = list(partitioner(tf.TensorShape(shape), dtype, **options))
+    if (len(counts) != len(shape) or counts[axis] < 1
+            or any(count != 1 for i, count in enumerate(counts)
+                   if i != axis)):
         raise ValueError(
-            "Argument `partitioner` must cut axis 0 only. Received: counts "
-            f"{counts} for shape {shape} (table {name!r}).")
-    return int(counts[0])
+            f"Argument `partitioner` must cut axis {axis} only. Received: "
+            f"counts {counts} for shape {shape} (table {name!r}).")
+    return int(counts[axis])

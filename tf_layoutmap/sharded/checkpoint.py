@@ -1,42 +1,131 @@
-"""A table in shards is one tensor in a checkpoint.
+"""A table in shards is one tensor in a checkpoint, rows in their order.
 
-Each shard is written as a slice of it, so a checkpoint does not know how many
-shards there were: it restores into any number of them, into one `tf.Variable`
-and into TensorFlow's own sharded variable, and from all of those.
+It is written and read in blocks: boxes of the whole table. Where shards are
+boxes themselves, a block is a shard; else it is as many neighbouring rows as a
+shard has. So a checkpoint does not know how many shards there were, nor how
+rows were placed: it restores into any other table, into one `tf.Variable` and
+into TensorFlow's own sharded variable, and from all of those.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.sharded import routing
+from tf_layoutmap.sharded.shards import Shards
 
 
-def saveables(shards: routing.Shards, key: str) -> Sequence:
-    """Returns what reads and restores the shards under one checkpoint key.
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """A box of the whole table.
+
+    Attributes:
+      table: The table.
+      offset: First element along `axis`.
+      size: Elements along `axis`.
+      axis: What it is a part of; along the other axes it is whole.
+      number: The shard that it is; None if it is none.
+    """
+
+    table: Shards
+    offset: int
+    size: int
+    axis: int
+    number: int | None
+
+    @property
+    def device(self) -> str:
+        return self.table.variables[self.number or 0].device
+
+    def read(self) -> tf.Tensor:
+        if self.number is not None:
+            with tf.device(self.device):
+                return self.table.variables[self.number].read_value()
+        with tf.device("/cpu:0"):
+            return routing.gather_checked(self.table, self._rows())
+
+    def write(self, value: tf.Tensor) -> tf.Operation | None:
+        """Sets the block; in graphs, returns what does."""
+        if self.number is not None:
+            variable = self.table.variables[self.number]
+            with tf.device(self.device):
+                return variable.assign(value, read_value=False)
+        routing.scatter(self.table, "update", self._rows(), value)
+        return None
+
+    def spec(self, size: int | None = None) -> str:
+        """Returns the slice spec of the block, or of its first elements."""
+        full_shape = self.table.shape.as_list()
+        offset = [0] * len(full_shape)
+        offset[self.axis] = self.offset
+        shape = list(full_shape)
+        shape[self.axis] = self.size if size is None else size
+        return tf.Variable.SaveSliceInfo(
+            full_name=self.table.name, full_shape=full_shape,
+            var_offset=offset, var_shape=shape).spec
+
+    def _rows(self) -> tf.Tensor:
+        return tf.range(self.offset, self.offset + self.size, dtype=tf.int64)
+
+
+class _BlockSaveable(_tf_private.SaveableObject):
+    """Reads and restores a block under a key of a checkpoint."""
+
+    def __init__(self, block: _Block, key: str):
+        self._block = block
+        self._key = key
+        self._path = None
+        super().__init__(None, [self._save_spec(block.spec())], key)
+
+    def fetch_from(self, path: str) -> None:
+        """Lets `restore` read the file itself.
+
+        TensorFlow reads all tensors of a checkpoint before it restores the
+        first. A large table would then be in memory twice; so it is told to
+        read one row of each block, and the block is read when it is needed.
+        """
+        self._path = path
+        self.specs = [self._save_spec(self._block.spec(size=1))]
+
+    def restore(self, restored_tensors, restored_shapes):
+        """Sets the block from what was read, or from the file."""
+        del restored_shapes
+        value, = restored_tensors
+        if self._path is not None:
+            with tf.device("/cpu:0"):
+                value, = tf.raw_ops.RestoreV2(
+                    prefix=self._path, tensor_names=[self._key],
+                    shape_and_slices=[self._block.spec()],
+                    dtypes=[self._block.table.dtype])
+        return self._block.write(value)
+
+    def _save_spec(self, slice_spec: str):
+        return _tf_private.SaveSpec(
+            self._block.read, slice_spec, self._key, self._block.table.dtype,
+            self._block.device)
+
+
+def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
+    """Returns what reads and restores a table under one checkpoint key.
 
     Args:
       shards: The table.
       key: The checkpoint's name of the tensor.
     """
-    full_shape = full_shape_of(shards)
-    column_offsets = [0] * (len(full_shape) - 1)
+    partition = shards.partition
     return [
-        _tf_private.ResourceVariableSaveable(
-            variable,
-            tf.Variable.SaveSliceInfo(
-                full_name=shards.name, full_shape=full_shape,
-                var_offset=[row_offset, *column_offsets],
-                var_shape=variable.shape.as_list()).spec,
-            key)
-        for variable, row_offset in zip(shards.variables,
-                                        shards.partition.offsets)
-        # A slice of no rows has no form in the file.
-        if variable.shape[0] > 0 or len(shards.variables) == 1]
+        _BlockSaveable(
+            _Block(shards, offset, size, shards.axis,
+                   number if partition.is_contiguous else None), key)
+        for number, (offset, size) in enumerate(
+            zip(partition.offsets, partition.sizes))
+        # A slice of nothing has no form in the file.
+        if size > 0 or partition.num_shards == 1]
 
 
-def check_restorable(shards: routing.Shards, path: str, key: str) -> None:
+def check_restorable(shards: Shards, path: str, key: str) -> bool:
     """Refuses a checkpoint whose tensor is not this table's.
 
     Args:
@@ -44,23 +133,22 @@ def check_restorable(shards: routing.Shards, path: str, key: str) -> None:
       path: The checkpoint's prefix.
       key: Its name of the tensor.
 
+    Returns:
+      Whether the tensor is there at all.
+
     Raises:
       ValueError: The tensor there has another shape or dtype.
     """
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(key):
-        return  # Incomplete checkpoints are Checkpoint's own affair.
+        return False  # Incomplete checkpoints are Checkpoint's own affair.
     found_shape = reader.get_variable_to_shape_map()[key]
     found_dtype = reader.get_variable_to_dtype_map()[key]
-    full_shape = full_shape_of(shards)
+    full_shape = shards.shape.as_list()
     if found_shape != full_shape or found_dtype != shards.dtype:
         raise ValueError(
             f"Table {shards.name!r} must be restored from a tensor of shape "
             f"{full_shape} and dtype {shards.dtype.name}. Received: shape "
             f"{found_shape}, dtype {found_dtype.name} ({key!r} in checkpoint "
             f"{path!r}).")
-
-
-def full_shape_of(shards: routing.Shards) -> list[int]:
-    """Returns the shape of the whole table."""
-    return [shards.partition.num_rows, *shards.row_shape.as_list()]
+    return True

@@ -8,11 +8,12 @@ from typing import Any, Union
 
 import tensorflow as tf
 
-from tf_layoutmap.sharded import routing
+from tf_layoutmap.sharded import checks, elements, routing
 from tf_layoutmap.sharded.sharded_variable import ShardedVariable
 
 # A list of one table is what code for partitioned variables passes. The
-# dispatcher understands typing.Union, and not `|`.
+# dispatcher understands typing.Union, and not `|`; and of all classes only
+# those of composite tensors.
 _Table = Union[ShardedVariable, list[ShardedVariable]]  # noqa: UP007
 
 _registered = False
@@ -25,7 +26,10 @@ def register() -> None:
         return
     dispatch = tf.experimental.dispatch_for_api
     dispatch(tf.gather, {"params": ShardedVariable})(_gather)
+    dispatch(tf.gather_nd, {"params": ShardedVariable})(_gather_nd)
     dispatch(tf.nn.embedding_lookup, {"params": _Table})(_embedding_lookup)
+    dispatch(tf.compat.v1.nn.embedding_lookup, {"params": _Table})(
+        _embedding_lookup_v1)
     dispatch(tf.nn.embedding_lookup_sparse, {"params": _Table})(
         _embedding_lookup_sparse)
     dispatch(tf.nn.safe_embedding_lookup_sparse,
@@ -42,6 +46,22 @@ def _gather(params, indices, validate_indices=None, axis=None, batch_dims=0,
                      batch_dims=batch_dims, name=name)
 
 
+def _gather_nd(params, indices, batch_dims=0, name=None,
+               bad_indices_policy=""):
+    if batch_dims == 0 and bad_indices_policy in ("", "DEFAULT", "ERROR"):
+        return elements.gather_nd(params._shards(), indices, name)
+    return tf.gather_nd(tf.convert_to_tensor(params), indices,
+                        batch_dims=batch_dims, name=name,
+                        bad_indices_policy=bad_indices_policy)
+
+
+def _embedding_lookup_v1(params, ids, partition_strategy="mod", name=None,
+                         validate_indices=True, max_norm=None):
+    # The table knows where its rows are; the strategy is for lists of tensors.
+    del partition_strategy, validate_indices
+    return _embedding_lookup(params, ids, max_norm, name)
+
+
 def _embedding_lookup(params, ids, max_norm=None, name=None):
     table = _one_table(params)
     with tf.name_scope(name or "embedding_lookup"):
@@ -49,7 +69,7 @@ def _embedding_lookup(params, ids, max_norm=None, name=None):
             return tf.ragged.map_flat_values(
                 lambda flat_ids: _embedding_lookup(table, flat_ids, max_norm),
                 ids)
-        ids = routing.id_tensor(ids)
+        ids = checks.ids_of(table._shards(), ids)
         rows = routing.gather(table._shards(), ids)
         return _clip(rows, max_norm, ids.shape.rank)
 

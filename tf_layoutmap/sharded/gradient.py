@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded.shards import Shards
 
 
 class ShardedVariableGradient(_tf_private.CompositeTensorGradient):
@@ -19,16 +19,15 @@ class ShardedVariableGradient(_tf_private.CompositeTensorGradient):
     def replace_gradient_components(
             self, value: Any, component_grads: Sequence
             ) -> tf.Tensor | tf.IndexedSlices | None:
-        return join(value.partition, value.shape, component_grads)
+        return join(value._shards(), component_grads)
 
 
-def join(partition: RowPartition, shape: tf.TensorShape,
-         gradients: Sequence) -> tf.Tensor | tf.IndexedSlices | None:
+def join(shards: Shards, gradients: Sequence
+         ) -> tf.Tensor | tf.IndexedSlices | None:
     """Returns the gradient of the whole table from those of its shards.
 
     Args:
-      partition: The table's; one with a single shard for a single gradient.
-      shape: Of the whole table.
+      shards: The table.
       gradients: Per shard a tensor, an `tf.IndexedSlices` of local rows or
         None.
 
@@ -39,20 +38,44 @@ def join(partition: RowPartition, shape: tf.TensorShape,
     """
     if all(gradient is None for gradient in gradients):
         return None
-    offsets = partition.offsets if len(gradients) > 1 else (0,)
-    if all(isinstance(gradient, tf.Tensor) for gradient in gradients):
+    if (all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+            and shards.partition.is_contiguous):
         return (gradients[0] if len(gradients) == 1
-                else tf.concat(gradients, axis=0))
+                else tf.concat(gradients, axis=shards.axis))
     rows, values = [], []
-    for gradient, offset in zip(gradients, offsets):
+    for number, gradient in enumerate(gradients):
         if gradient is None:
             continue
         if isinstance(gradient, tf.Tensor):
             # Not zeros for the shards that were not read: they may be large.
             gradient = tf.IndexedSlices(
                 gradient, tf.range(tf.shape(gradient)[0]))
-        rows.append(tf.cast(gradient.indices, tf.int64) + offset)
-        values.append(gradient.values)
+        rows.append(_global_rows(
+            shards, number, tf.cast(gradient.indices, tf.int64)))
+        values.append(_whole_rows(shards, number, gradient.values))
     indices = tf.concat(rows, axis=0)
     return tf.IndexedSlices(tf.concat(values, axis=0), indices,
-                            tf.constant(shape.as_list(), tf.int64))
+                            tf.constant(shards.shape.as_list(), tf.int64))
+
+
+def _global_rows(shards: Shards, number: int,
+                 local_rows: tf.Tensor) -> tf.Tensor:
+    partition = shards.partition
+    if shards.axis == 1:
+        return local_rows
+    if partition.placement == "mod":
+        return local_rows * partition.num_shards + number
+    if partition.placement == "callable":
+        return tf.gather(
+            tf.constant(partition.global_rows(number)), local_rows)
+    return local_rows + partition.offsets[number]
+
+
+def _whole_rows(shards: Shards, number: int, values: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a shard as rows of the table, 0 in other columns."""
+    if shards.axis == 0:
+        return values
+    offset, end = shards.partition.offsets[number:][:2]
+    paddings = [[0, 0]] * shards.shape.rank
+    paddings[1] = [offset, shards.partition.num_rows - end]
+    return tf.pad(values, paddings)

@@ -30,7 +30,7 @@ class ShardInfo(NamedTuple):
 
 def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
              dtype: tf.DType, partition: RowPartition, shard: int,
-             name: str) -> tf.Tensor:
+             name: str, axis: int = 0) -> tf.Tensor:
     """Calls `initializer` for one shard.
 
     Args:
@@ -44,13 +44,25 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
       partition: How its rows are divided.
       shard: Which one.
       name: The table's name, for messages.
+      axis: The axis that is divided.
 
     Raises:
       TypeError: It takes none of the forms.
-      ValueError: It needs the whole table, or returns another shape.
+      ValueError: It needs the whole table, or an offset where the rows of a
+        shard are not neighbours, or returns another shape.
     """
-    info = ShardInfo((partition.sizes[shard], *shape[1:]),
-                     (partition.offsets[shard], *[0] * (len(shape) - 1)))
+    part_shape, offset = list(shape), [0] * len(shape)
+    part_shape[axis] = partition.sizes[shard]
+    offset[axis] = partition.offsets[shard]
+    info = ShardInfo(tuple(part_shape), tuple(offset))
+    if not partition.is_contiguous and {
+            "shard_info", "partition_offset"} & set(
+                inspect.signature(initializer).parameters):
+        raise ValueError(
+            "Argument `initial_value` must not ask for the offset of a shard "
+            f"whose rows are not neighbours (placement "
+            f"{partition.placement!r}); give an array. Received: "
+            f"{initializer!r} (table {name!r}).")
     value = tf.convert_to_tensor(
         _call(_reseeded(initializer, info), shape, dtype, info,
               partition.num_shards, name), dtype)
@@ -98,14 +110,14 @@ def _reseeded(initializer: Callable[..., Any],
     The random initializers of Keras, and of TensorFlow when seeded, return
     equal numbers at each call, so every shard would hold the same rows.
     """
-    if info.offset[0] == 0 or not hasattr(initializer, "get_config"):
+    if not any(info.offset) or not hasattr(initializer, "get_config"):
         return initializer
     config = initializer.get_config()
     if "seed" not in config:
         return initializer
     if isinstance(config["seed"], int):
         # Knuth's multiplicative hash: neighbouring offsets, distant seeds.
-        mixed = (config["seed"] + info.offset[0] * 2654435761) % (2**31 - 1)
+        mixed = (config["seed"] + max(info.offset) * 2654435761) % (2**31 - 1)
         config = {**config, "seed": mixed}
     elif config["seed"] is not None:
         return initializer  # A generator with state, which moves on by itself.

@@ -5,11 +5,13 @@ graph sees one variable of the full shape, which has no memory here: the
 exported graph's own copy is what the restored rows go into.
 """
 
+import dataclasses
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.sharded import checkpoint, routing
+from tf_layoutmap.sharded import checkpoint
+from tf_layoutmap.sharded.shards import Shards
 
 _NOT_EXPORTABLE = (
     "Table {name!r} is used in a function that was traced before "
@@ -19,39 +21,44 @@ _NOT_EXPORTABLE = (
 
 
 class LogicalVariable(_tf_private.Trackable):
-    """The part of `ShardedVariable` that TensorFlow's savers call.
+    """The part of a table that TensorFlow's savers call.
 
-    Needs `_variables`, `_partition`, `_name`, `_is_component` and
-    `_saving_variable`, which is None until a graph is exported.
+    Needs `_own_shards`, `_is_component` and `_saving_variable`, which is None
+    until a graph is exported.
     """
+
+    _own_shards: Shards
+    _is_component: bool
+    _saving_variable: tf.Variable | None
 
     # Checkpoints.
 
     def _gather_saveables_for_checkpoint(self):
-        def saveables(name: str = self._name):
-            self._checkpoint_key = name
-            return checkpoint.saveables(self._own_shards(), name)
+        def saveables(name: str = self.name):
+            found = checkpoint.saveables(self._own_shards, name)
+            self._restoring = name, found
+            return found
 
         return {_tf_private.VARIABLE_VALUE_KEY: saveables}
 
     def _checkpoint_adapter(self, path: str) -> None:
         # A restore calls this between asking for the saveables and reading
         # the file: the last moment at which nothing has been written.
-        key = self.__dict__.pop("_checkpoint_key", None)
-        if path is not None and key is not None:
-            checkpoint.check_restorable(self._own_shards(), path, key)
+        key, saveables = self.__dict__.pop("_restoring", (None, ()))
+        if (path is not None and key is not None
+                and checkpoint.check_restorable(self._own_shards, path, key)):
+            for saveable in saveables:
+                saveable.fetch_from(path)
 
     def _copy_trackable_to_cpu(self, object_map):
         # Asynchronous checkpoints write from copies.
-        for variable in self._variables:
+        shards = self._own_shards
+        for variable in shards.variables:
             variable._copy_trackable_to_cpu(object_map)
         if self not in object_map:
-            object_map[self] = type(self)(
-                [object_map[variable] for variable in self._variables],
-                name=self._name)
-
-    def _own_shards(self) -> routing.Shards:
-        return routing.Shards(self._variables, self._partition, self._name)
+            object_map[self] = type(self)._of(dataclasses.replace(
+                shards, variables=[
+                    object_map[variable] for variable in shards.variables]))
 
     # SavedModel. While one is traced, this object counts as a resource
     # variable for TensorFlow, and only then: at other times the tape would
@@ -62,7 +69,7 @@ class LogicalVariable(_tf_private.Trackable):
         if self._saving_variable is None:
             with tf.init_scope():
                 self._saving_variable = _tf_private.UninitializedVariable(
-                    shape=self.shape, dtype=self.dtype, name=self._name,
+                    shape=self.shape, dtype=self.dtype, name=self.name,
                     trainable=self.trainable)
         return self._saving_variable
 
@@ -76,7 +83,7 @@ class LogicalVariable(_tf_private.Trackable):
         # The branches of tf.cond are graphs of their own: mark all around.
         graph = tf.compat.v1.get_default_graph()
         while hasattr(graph, "mark_as_unsaveable"):
-            graph.mark_as_unsaveable(_NOT_EXPORTABLE.format(name=self._name))
+            graph.mark_as_unsaveable(_NOT_EXPORTABLE.format(name=self.name))
             graph = graph.outer_graph
 
     def _export_to_saved_model_graph(self, object_map, tensor_map, options,
@@ -100,10 +107,10 @@ class LogicalVariable(_tf_private.Trackable):
     def handle(self) -> tf.Tensor:
         if self._is_component or not _tf_private.in_save_context():
             raise AttributeError(
-                f"Table {self._name!r} has no single handle; use "
+                f"Table {self.name!r} has no single handle; use "
                 "`variables`.")
         return self._exported_variable().handle
 
     @property
     def _shared_name(self) -> str:
-        return self._name
+        return self.name

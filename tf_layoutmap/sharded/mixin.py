@@ -1,0 +1,246 @@
+"""Everything a table in shards does, for any class of tables."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded import (
+    arguments,
+    indexing,
+    reading,
+    resharding,
+    trackable,
+    writing,
+)
+from tf_layoutmap.sharded.shards import Shards
+
+
+class ShardedVariableMixin(reading.Reads, writing.Writes,
+                           trackable.LogicalVariable):
+    """All of `ShardedVariable`, for a class that cannot be a composite tensor.
+
+    Such a class is not an argument of `tf.function`, and no tape takes it as
+    a whole; the rest is the same.
+
+    >>> import tf_layoutmap as tlm
+    >>> class TPUShardedVariable(tlm.ShardedVariableMixin):
+    ...     pass
+    >>> table = TPUShardedVariable([tf.Variable([1., 2.]), tf.Variable([3.])])
+    >>> tf.gather(table, [2, 0]).numpy().tolist()
+    [3.0, 1.0]
+    """
+
+    # np.ndarray * table must ask the table, not read it element by element.
+    __array_priority__ = 100
+
+    def __init__(self, variables: Sequence[tf.Variable],
+                 name: str = "ShardedVariable", *, axis: int = 0,
+                 placement: Any = None):
+        """Takes existing variables as shards.
+
+        Args:
+          variables: At least one `tf.Variable`; equal dtype, `trainable`, and
+            shape but for `axis`. They must not belong to another table.
+          name: Name of the whole table, in messages and checkpoints.
+          axis: 0: shards hold rows. 1: shards hold columns of all rows.
+          placement: Which rows are whose. None: neighbours, in order of
+            shards, as many as each variable has. `"div"`: the same, refused
+            unless it is as even as whole rows allow. `"mod"`: row `r` is local
+            row `r // num_shards` of shard `r % num_shards`. Offsets: the
+            first row of each shard and the end. A callable: given global
+            rows, returns owners and local rows, both made by operators that
+            numpy arrays and tensors share. Along axis 1: neighbours only.
+
+        Raises:
+          TypeError: `variables` is not a list of `tf.Variable`s, or another
+            argument is of the wrong kind.
+          ValueError: They differ, one stands there twice, or their sizes do
+            not fit `placement`.
+        """
+        _checks.check_type("name", name, str, "a string")
+        axis = arguments.check_axis(axis, name)
+        variables = arguments.check_variables(variables, name, axis)
+        sizes = [int(variable.shape[axis]) for variable in variables]
+        self._hold(Shards(
+            variables, arguments.partition_of(sizes, placement, axis, name),
+            name, axis))
+
+    @classmethod
+    def _of(cls, shards: Shards):
+        """A table of what has been checked."""
+        table = cls.__new__(cls)
+        table._hold(shards)
+        return table
+
+    def _hold(self, shards: Shards) -> None:
+        self._own_shards = shards
+        self._is_component = False
+        self._saving_variable = None
+
+    # What it is.
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The shards; while a SavedModel is traced, one for all of them."""
+        return list(self._shards().variables)
+
+    @property
+    def partition(self) -> RowPartition:
+        """Which rows (columns, along axis 1) belong to which variable."""
+        return self._shards().partition
+
+    @property
+    def axis(self) -> int:
+        """The axis along which the table is cut: 0 or 1."""
+        return self._own_shards.axis
+
+    @property
+    def placement(self) -> str:
+        """`"div"`, `"mod"`, `"offsets"` or `"callable"`."""
+        return self._own_shards.partition.placement
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self._own_shards.name
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Shape of the whole table."""
+        return self._own_shards.shape
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Dtype of the table."""
+        return self._own_shards.dtype
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tapes watch the shards."""
+        return self._own_shards.variables[0].trainable
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each shard."""
+        return tuple(
+            variable.device for variable in self._own_shards.variables)
+
+    @property
+    def device(self) -> str:
+        """The device that all shards share, or "" when they do not."""
+        devices = set(self.devices)
+        return devices.pop() if len(devices) == 1 else ""
+
+    def __repr__(self) -> str:
+        return (f"<{type(self).__name__} {self.name!r} "
+                f"shape={tuple(self.shape.as_list())} "
+                f"dtype={self.dtype.name} axis={self.axis} "
+                f"placement={self.placement!r} "
+                f"sizes={self._own_shards.partition.sizes}>")
+
+    # Becoming another.
+
+    def reshard(self, num_shards: int | None = None, *,
+                partitioner: Callable | None = None, placement: Any = None,
+                devices: Sequence[str] | None = None):
+        """Cuts this table into other shards, in place.
+
+        Never more than one shard, old or new, is in memory twice. The old
+        variables are emptied: a `tf.function` that was traced with them fails
+        afterwards and must be traced anew, and whoever holds them (an
+        optimizer, a layer) must be given the new ones.
+
+        >>> table = ShardedVariableMixin([tf.Variable(tf.range(5.))])
+        >>> [shard.numpy().tolist() for shard in table.reshard(
+        ...     2, placement="mod")]
+        [[0.0, 2.0, 4.0], [1.0, 3.0]]
+
+        Args:
+          num_shards: How many; None: as many as now.
+          partitioner: Or what says how many.
+          placement: As for the constructor, or a `RowPartition`. None:
+            neighbours, as evenly as whole rows allow.
+          devices: The device of each shard, repeated in turn; None: where the
+            first one is.
+
+        Returns:
+          This table.
+
+        Raises:
+          RuntimeError: Inside of a `tf.function`.
+          TypeError, ValueError: As the constructor. Nothing has moved then.
+        """
+        shards = self._own_shards
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "`reshard` must be called outside of tf.function, because it "
+                f"makes variables (table {shards.name!r}).")
+        devices = arguments.check_devices(devices, shards.name)
+        is_counted = not (num_shards is None and partitioner is None
+                          and devices is None) or not (
+            placement is None or isinstance(placement, str)
+            or callable(placement) and not isinstance(placement, RowPartition))
+        partition = arguments.partition_to_make(
+            tuple(shards.shape.as_list()), shards.dtype, shards.axis,
+            placement, partitioner,
+            num_shards if is_counted else len(shards.variables), devices,
+            shards.name)
+        if devices is not None:
+            devices = [devices[shard % len(devices)]
+                       for shard in range(partition.num_shards)]
+        self._own_shards = dataclasses.replace(
+            shards, partition=partition,
+            variables=resharding.reshard(shards, partition, devices))
+        return self
+
+    # Inside.
+
+    def _shards(self) -> Shards:
+        """The table as the current graph may see it."""
+        if self._is_component:
+            return self._own_shards
+        if _tf_private.in_save_context():
+            return Shards(
+                [self._exported_variable()],
+                RowPartition.div(self._own_shards.num_rows, 1), self.name,
+                is_exported=True)
+        self._keep_out_of_exports()
+        return self._own_shards
+
+
+def _operator_method(operator: str) -> Callable:
+    of_tensor = getattr(tf.Tensor, operator)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        return of_tensor(tf.convert_to_tensor(self), *args, **kwargs)
+
+    apply.__name__ = operator
+    apply.__qualname__ = f"ShardedVariableMixin.{operator}"
+    apply.__doc__ = of_tensor.__doc__
+    return apply
+
+
+for _operator in tf.Tensor.OVERLOADABLE_OPERATORS - {"__getitem__"}:
+    setattr(ShardedVariableMixin, _operator, _operator_method(_operator))
+# Tables are keys of TensorFlow's dictionaries; `==` compares values.
+ShardedVariableMixin.__hash__ = object.__hash__
+
+
+def _to_tensor(table: ShardedVariableMixin, dtype: tf.DType | None = None,
+               name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+    del name
+    if as_ref:
+        raise NotImplementedError(
+            f"Table {table.name!r} cannot become a reference.")
+    if dtype is not None and not dtype.is_compatible_with(table.dtype):
+        raise ValueError(
+            f"Argument `dtype` must be {table.dtype.name}, the table's. "
+            f"Received: {dtype.name} (table {table.name!r}).")
+    return indexing.dense(table._shards())
+
+
+tf.register_tensor_conversion_function(ShardedVariableMixin, _to_tensor)

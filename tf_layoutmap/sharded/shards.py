@@ -1,0 +1,61 @@
+"""What reads and writes need to know of a table."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_layoutmap.partition import RowPartition
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The shards of a table and the rule that divides it.
+
+    Attributes:
+      variables: One per shard, equal dtype; equal shape but for `axis`.
+      partition: The rule that divides `axis` among them.
+      name: The table's name, for messages.
+      axis: 0: each shard holds whole rows. 1: each holds some columns of all
+        rows.
+      is_exported: Whether a SavedModel is traced, which may hold TensorFlow's
+        own operations only.
+    """
+
+    variables: Sequence[tf.Variable]
+    partition: RowPartition
+    name: str
+    axis: int = 0
+    is_exported: bool = False
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Shape of the whole table."""
+        sizes = self.variables[0].shape.as_list()
+        sizes[self.axis] = self.partition.num_rows
+        return tf.TensorShape(sizes)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole table."""
+        return self.shape[0]
+
+    @property
+    def row_shape(self) -> tf.TensorShape:
+        """Shape of one row of the whole table."""
+        return self.shape[1:]
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Dtype of the rows."""
+        return self.variables[0].dtype
+
+    def alone(self, number: int) -> "Shards":
+        """Returns one shard as a table of its own."""
+        variable = self.variables[number]
+        return Shards([variable], RowPartition.div(int(variable.shape[0]), 1),
+                      self.name, is_exported=self.is_exported)
+
+    def each_alone(self) -> list["Shards"]:
+        """Returns every shard as a table of its own."""
+        return [self.alone(number) for number in range(len(self.variables))]
