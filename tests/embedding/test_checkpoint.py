@@ -67,6 +67,33 @@ def test_restores_into_any_number_of_shards(
     check_same(state_of(found), state_of(trained))
 
 
+@pytest.mark.parametrize("optimizer", [
+    tpu.AdagradMomentum(0.1, momentum=0.5), tpu.Adam(0.1), tpu.FTRL(0.1)])
+def test_all_slots_are_saved_and_restored(optimizer, tmp_path):
+    def make(num_shards):
+        return tlm.TPUEmbedding(
+            tpu.FeatureConfig(tpu.TableConfig(
+                10, 2, tf.ones, combiner="sum", name="words")), optimizer,
+            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+
+    trained = make(3)
+    train(trained)
+    path = save(trained, tmp_path)
+    found = make(2)
+    restore(found, path)
+    train(found)
+    train(trained)
+    assert len(state_of(found)) == 3
+    check_same(state_of(found), state_of(trained))
+    stock = tpu.TPUEmbeddingForServing(
+        tpu.FeatureConfig(tpu.TableConfig(10, 2, name="words")), optimizer)
+    stock.build()
+    path = save(trained, tmp_path)
+    restore(stock, path).expect_partial()
+    check_same({name: one.numpy() for name, one in stock._variables[
+        "words"].items()}, state_of(trained))
+
+
 def test_restores_while_a_function_builds_it(tmp_path):
     trained = embedding_of()
     train(trained)

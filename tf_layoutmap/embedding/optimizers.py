@@ -15,17 +15,16 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+from tf_layoutmap.embedding.optimizer_settings import (
+    READERS,
+    Settings,
+    SlotSpec,
+    read_modifiers,
+)
+
 # What a TPU optimizer has and a Keras optimizer of the same class name lacks.
 _MARKS = ("learning_rate", "use_gradient_accumulation", "clip_weight_min",
           "clip_gradient_min", "weight_decay_factor")
-
-
-@dataclasses.dataclass(frozen=True)
-class SlotSpec:
-    """One slot variable: its name and the value its rows start with."""
-
-    name: str
-    initial_value: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +32,12 @@ class OptimizerSpec:
     """One update rule, as the engine knows it.
 
     Attributes:
-      name: The engine's name of the rule, `"sgd"` or `"adagrad"`.
+      name: The engine's name of the rule, as `"adagrad_momentum"`.
       learning_rate: A finite number of at least 0, or a callable without
         arguments that gives one.
       slots: The slot variables, in the order the engine takes them.
-      constants: What follows the learning rate in the hyperparameters.
+      constants: What follows the learning rate in the hyperparameters: those
+        of the rule, then all modifiers if there are any.
     """
 
     name: str
@@ -55,7 +55,8 @@ def read_optimizer(optimizer: Any, *, table: str) -> OptimizerSpec | None:
     """Reads one `tf.tpu.experimental.embedding` optimizer.
 
     Args:
-      optimizer: An instance of `SGD` or `Adagrad`, or None. Never changed.
+      optimizer: An instance of `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or
+        `FTRL`, or None. Never changed.
       table: Name of the table it is for, used in errors.
 
     Returns:
@@ -74,44 +75,40 @@ def read_optimizer(optimizer: Any, *, table: str) -> OptimizerSpec | None:
             f"{type(optimizer)} is an unsupported optimizer class; pass an "
             "instance of a class of tf.tpu.experimental.embedding, such as "
             f"SGD or Adagrad {where}.")
-    reader = _READERS.get(kind)
+    reader = READERS.get(kind)
     if reader is None:
         raise ValueError(
-            f"The host engine supports the optimizers {sorted(_READERS)}. "
+            f"The host engine supports the optimizers {sorted(READERS)}. "
             f"Received: {kind} {where}.")
-    _refuse_unsupported_settings(optimizer, kind, where)
-    return reader(optimizer, _read_learning_rate(optimizer, where), where)
-
-
-def _refuse_unsupported_settings(optimizer: Any, kind: str, where: str):
-    """Raises for each setting that would change the numbers.
-
-    `low_dimensional_packing_status` only lays out a TPU's memory, so it is
-    not looked at.
-    """
-    if not optimizer.use_gradient_accumulation:
+    if getattr(optimizer, "slot_variable_creation_fn", None) is not None:
         raise ValueError(
-            "The host engine sums the gradients of a row before its one "
-            f"update; {kind} must have use_gradient_accumulation=True. "
-            f"Received: use_gradient_accumulation=False {where}.")
-    unset = {
-        "clip_weight_min": optimizer.clip_weight_min,
-        "clip_weight_max": optimizer.clip_weight_max,
-        "clipvalue": (getattr(optimizer, "clip_gradient_min", None),
-                      getattr(optimizer, "clip_gradient_max", None)),
-        "slot_variable_creation_fn": getattr(
-            optimizer, "slot_variable_creation_fn", None),
-    }
-    for name, value in unset.items():
-        if value is not None and value != (None, None):
-            raise ValueError(
-                f"The host engine does not support `{name}` of {kind} yet; "
-                f"leave it out. Received: {name}={value!r} {where}.")
-    if optimizer.weight_decay_factor:
+            "The host engine creates slot variables itself, with the shards "
+            f"of their table; `slot_variable_creation_fn` of {kind} must be "
+            f"None. Received: {optimizer.slot_variable_creation_fn!r} "
+            f"{where}.")
+    settings = Settings(optimizer, where)
+    rate = _read_learning_rate(optimizer, where)
+    name, slots, constants = reader(settings)
+    spec = OptimizerSpec(
+        name, rate, slots, constants + read_modifiers(settings))
+    _check_combinations(optimizer, spec, where)
+    return spec
+
+
+def _check_combinations(optimizer: Any, spec: OptimizerSpec, where: str):
+    """Raises for settings that are fine alone and not together."""
+    if spec.name == "adam" and not optimizer.lazy_adam and (
+            not optimizer.use_gradient_accumulation):
         raise ValueError(
-            "The host engine does not support `weight_decay_factor` of "
-            f"{kind} yet; leave it out. Received: weight_decay_factor="
-            f"{optimizer.weight_decay_factor!r} {where}.")
+            "Adam with lazy_adam=False moves each row once per step, so it "
+            "must have use_gradient_accumulation=True. Received: "
+            f"use_gradient_accumulation=False {where}.")
+    if spec.name == "ftrl" and spec.learning_rate == 0 and (
+            not optimizer.multiply_linear_by_learning_rate):
+        raise ValueError(
+            "FTRL divides by its learning rate, which must be above 0 unless "
+            "multiply_linear_by_learning_rate=True. Received: "
+            f"learning_rate={spec.learning_rate} {where}.")
 
 
 def _read_learning_rate(optimizer: Any, where: str):
@@ -144,21 +141,3 @@ def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
             "wrap a schedule as `lambda: schedule(step_variable)`. Received: "
             f"learning_rate={rate!r}, which takes {signature} {where}."
         ) from error
-
-
-def _read_sgd(optimizer: Any, rate: Any, where: str) -> OptimizerSpec:
-    del optimizer, where
-    return OptimizerSpec("sgd", rate)
-
-
-def _read_adagrad(optimizer: Any, rate: Any, where: str) -> OptimizerSpec:
-    initial = float(optimizer.initial_accumulator_value)
-    if not (math.isfinite(initial) and initial > 0):
-        raise ValueError(
-            "`initial_accumulator_value` of Adagrad must be finite and "
-            f"above 0. Received: {initial!r} {where}.")
-    return OptimizerSpec(
-        "adagrad", rate, slots=(SlotSpec("accumulators", initial),))
-
-
-_READERS = {"SGD": _read_sgd, "Adagrad": _read_adagrad}

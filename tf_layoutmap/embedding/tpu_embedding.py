@@ -83,8 +83,9 @@ class TPUEmbedding(tf.Module):
           feature_config: Nested structure of
             `tf.tpu.experimental.embedding.FeatureConfig`. Neither it nor its
             tables are changed; a table without name is called `table_{i}`.
-          optimizer: `tf.tpu.experimental.embedding.SGD` or `Adagrad`, for
-            tables that bring none; None for tables that only serve.
+          optimizer: An optimizer of `tf.tpu.experimental.embedding` (`SGD`,
+            `Adagrad`, `AdagradMomentum`, `Adam`, `FTRL`), for tables that
+            bring none; None for tables that only serve.
           pipeline_execution_with_tensor_core: Not supported yet.
           partitioner: Cuts tables into shards, as
             `tf_layoutmap.partition.FixedShardsPartitioner(num_shards=3)`.

@@ -1,0 +1,298 @@
+"""Each optimizer trains as its formula does, whoever does the work."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests import strategies
+from tests.reference import optimizers as reference
+
+tpu = tf.tpu.experimental.embedding
+
+NUM_ROWS, DIM, NUM_STEPS = 9, 5, 100
+# float32 rounds each of 100 steps, in an order of its own inside a formula:
+# up to some units in the last place (6e-8) of a row's largest values.
+CLOSE = 1e-6
+
+RULES = {
+    "sgd": ("SGD", {}),
+    "adagrad": ("Adagrad", {"initial_accumulator_value": 0.25}),
+    "momentum": ("AdagradMomentum", {"momentum": 0.8, "epsilon": 1e-3}),
+    "nesterov": ("AdagradMomentum", {
+        "momentum": 0.6, "use_nesterov": True, "exponent": 3.0,
+        "epsilon": 1e-2}),
+    "decayed momentum": ("AdagradMomentum", {
+        "momentum": 0.5, "beta2": 0.9, "epsilon": 1e-3}),
+    "adam": ("Adam", {"epsilon": 1e-3}),
+    "adam, root alone": ("Adam", {"epsilon": 1e-3, "sum_inside_sqrt": False}),
+    "adam of all rows": ("Adam", {
+        "beta_1": 0.7, "beta_2": 0.9, "epsilon": 1e-3, "lazy_adam": False}),
+    "ftrl": ("FTRL", {"l2_regularization_strength": 0.3, "beta": 0.1}),
+    "ftrl, sparse": ("FTRL", {
+        "l1_regularization_strength": 0.2, "learning_rate_power": -0.3}),
+    "ftrl times rate": ("FTRL", {
+        "l1_regularization_strength": 0.1,
+        "multiply_linear_by_learning_rate": True, "beta": 0.5}),
+}
+MODIFIERS = {
+    "clipped gradient": {"clipvalue": 0.3},
+    "clipped above": {"clipvalue": (-0.5, 0.2)},
+    "clipped weight": {"clip_weight_min": -0.4, "clip_weight_max": 0.6},
+    "decay": {"weight_decay_factor": 0.03},
+    "decay by rate": {
+        "weight_decay_factor": 0.3, "clipvalue": 0.4,
+        "multiply_weight_decay_factor_by_learning_rate": True},
+    "one by one": {"use_gradient_accumulation": False},
+}
+
+
+strategy_of = functools.cache(strategies.mirrored)
+
+
+def start_rows():
+    return np.random.default_rng(7).uniform(
+        -1, 1, [NUM_ROWS, DIM]).astype(np.float32)
+
+
+def embedding_of(optimizer, *, num_shards=1, num_replicas=1):
+    rows = start_rows()
+
+    def initializer(shape, shard_info=None, dtype=None):
+        del shape, dtype
+        first = shard_info.offset[0]
+        return rows[first:first + shard_info.shape[0]]
+
+    table = tpu.TableConfig(
+        NUM_ROWS, DIM, initializer, combiner="sum", name="words",
+        optimizer=optimizer)
+    with strategy_of(num_replicas).scope():
+        return tlm.TPUEmbedding(
+            tpu.FeatureConfig(table), None,
+            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+
+
+def batches(num_steps=NUM_STEPS):
+    """Ids, with repetitions, and the gradient of each; the last row never."""
+    rng = np.random.default_rng(11)
+    return (rng.integers(0, NUM_ROWS - 1, [num_steps, 8]),
+            rng.normal(0, 0.5, [num_steps, 8, DIM]).astype(np.float32))
+
+
+def train(embedding, num_replicas=1, rate=None):
+    """Trains on `batches`, each divided among the replicas."""
+    strategy = strategy_of(num_replicas)
+
+    def replica_step(ids, gradients):
+        replica = tf.distribute.get_replica_context(
+            ).replica_id_in_sync_group
+        size = 8 // num_replicas
+        part = slice(replica * size, (replica + 1) * size)
+        embedding.enqueue(ids[part])
+        embedding.dequeue()
+        embedding.apply_gradients(gradients[part])
+
+    @tf.function(reduce_retracing=True)
+    def loop(all_ids, all_gradients):
+        for step in tf.range(tf.shape(all_ids)[0]):
+            if rate is not None:
+                rate.assign(0.1 / (1 + tf.cast(step, tf.float32)))
+            strategy.run(replica_step, (all_ids[step], all_gradients[step]))
+
+    loop(*batches())
+    [rows] = embedding.embedding_tables.values()
+    [slots] = embedding.slot_variables.values()
+    return {"parameters": rows.numpy(),
+            **{name: slot.numpy() for name, slot in slots.items()}}
+
+
+def train_reference(kind, rate, **settings):
+    table = reference.Table(start_rows(), kind, 0.1, **settings)
+    for step, (ids, gradients) in enumerate(zip(*batches())):
+        if callable(rate):
+            table.learning_rate = np.float32(0.1) / np.float32(1 + step)
+        table.train(list(zip(ids, gradients)))
+    return {"parameters": table.rows, **table.slots}
+
+
+def check_close(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(
+            found[name], values, rtol=CLOSE,
+            atol=CLOSE * np.abs(values).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_equals_its_formula(name):
+    kind, settings = RULES[name]
+    optimizer = getattr(tpu, kind)(0.1, **settings)
+    check_close(train(embedding_of(optimizer)),
+                train_reference(kind, 0.1, **settings))
+
+
+@pytest.mark.parametrize("modifier", MODIFIERS)
+@pytest.mark.parametrize("name", ["sgd", "decayed momentum", "adam", "ftrl"])
+def test_a_modified_rule_equals_its_formula(name, modifier):
+    kind, settings = RULES[name]
+    settings = {**settings, **MODIFIERS[modifier]}
+    optimizer = getattr(tpu, kind)(0.1, **settings)
+    check_close(train(embedding_of(optimizer)),
+                train_reference(kind, 0.1, **settings))
+
+
+@pytest.mark.parametrize("name", ["adam of all rows", "ftrl times rate"])
+def test_a_rate_that_changes_reaches_the_rule(name):
+    kind, settings = RULES[name]
+    rate = tf.Variable(0.0)
+    optimizer = getattr(tpu, kind)(lambda: rate, **settings)
+    check_close(train(embedding_of(optimizer), rate=rate),
+                train_reference(kind, rate.read_value, **settings))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_shards_and_replicas_leave_no_trace_in_the_bits(name):
+    kind, settings = RULES[name]
+    settings = {**settings, "weight_decay_factor": 0.01, "clipvalue": 1.5}
+
+    def trained(**options):
+        optimizer = getattr(tpu, kind)(0.1, **settings)
+        return train(embedding_of(optimizer, **options),
+                     options.get("num_replicas", 1))
+
+    expected = trained()
+    for options in ({"num_shards": 3}, {"num_shards": 2, "num_replicas": 2}):
+        for name_, value in trained(**options).items():
+            np.testing.assert_array_equal(value, expected[name_])
+
+
+# TensorFlow's own kernels, where there is one for the rule.
+
+
+def stock_ftrl(rows, slots, ids, gradient, settings):
+    tf.raw_ops.ResourceSparseApplyFtrlV2(
+        var=rows.handle, accum=slots["accumulators"].handle,
+        linear=slots["linears"].handle, grad=gradient, indices=ids, lr=0.1,
+        l1=settings.get("l1_regularization_strength", 0.0),
+        # Keras adds its beta to l2 in the same way.
+        l2=settings.get("l2_regularization_strength", 0.0)
+        + settings.get("beta", 0.0) / 0.2,
+        l2_shrinkage=0.0,
+        lr_power=settings.get("learning_rate_power", -0.5))
+
+
+def stock_adagrad(rows, slots, ids, gradient, settings):
+    del settings
+    tf.raw_ops.ResourceSparseApplyAdagradV2(
+        var=rows.handle, accum=slots["accumulators"].handle, lr=0.1,
+        epsilon=0.0, grad=gradient, indices=ids)
+
+
+def stock_rms_prop(rows, slots, ids, gradient, settings):
+    # Its momenta hold the learning rate, which stays the same here.
+    tf.raw_ops.ResourceSparseApplyRMSProp(
+        var=rows.handle, ms=slots["accumulators"].handle,
+        mom=slots["momenta"].handle, lr=0.1, rho=settings["beta2"],
+        momentum=settings["momentum"], epsilon=settings["epsilon"],
+        grad=gradient, indices=ids)
+
+
+def stock_adam(rows, slots, ids, gradient, settings):
+    dense = tf.IndexedSlices(gradient, ids, [NUM_ROWS, DIM])
+    # A power of 0 takes the correction of the bias away.
+    tf.raw_ops.ResourceApplyAdam(
+        var=rows.handle, m=slots["momenta"].handle,
+        v=slots["velocities"].handle, beta1_power=0.0, beta2_power=0.0,
+        lr=0.1, beta1=settings["beta_1"], beta2=settings["beta_2"],
+        epsilon=settings["epsilon"], grad=tf.convert_to_tensor(dense))
+
+
+@pytest.mark.parametrize(("name", "settings", "kernel"), [
+    ("adagrad", {}, stock_adagrad),
+    ("decayed momentum", {}, stock_rms_prop),
+    ("adam of all rows", {"sum_inside_sqrt": False}, stock_adam),
+    ("ftrl", {}, stock_ftrl),
+    ("ftrl, sparse", {}, stock_ftrl),
+])
+def test_a_rule_equals_tensorflow_s_kernel(name, settings, kernel):
+    kind, own = RULES[name]
+    settings = {**(reference.RULES[kind].__kwdefaults__ or {}), **own,
+                **settings}
+    found = train(embedding_of(getattr(tpu, kind)(0.1, **settings)))
+    initial = reference.Table(start_rows(), kind, 0.1, **settings)
+    rows = tf.Variable(start_rows())
+    slots = {slot: tf.Variable(tf.cast(value, tf.float32))
+             for slot, value in initial.slots.items()}
+    for ids, gradients in zip(*batches()):
+        unique, places = tf.unique(ids)
+        kernel(rows, slots, unique, tf.math.unsorted_segment_sum(
+            gradients, places, tf.size(unique)), settings)
+    expected = {"parameters": rows.numpy(),
+                **{slot: one.numpy() for slot, one in slots.items()}}
+    if "momenta" in found and kernel is stock_rms_prop:
+        expected["momenta"] = expected["momenta"] / np.float32(0.1)
+    for slot, value in expected.items():
+        # Both round, so twice as far apart as one from the formula.
+        np.testing.assert_allclose(
+            found[slot], value, rtol=2 * CLOSE,
+            atol=2 * CLOSE * np.abs(value).max(), err_msg=slot)
+
+
+# Only rows that were looked up move, but for Adam that is not lazy.
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_rows_not_looked_up_move_only_if_asked_for(lazy):
+    embedding = embedding_of(tpu.Adam(0.1, lazy_adam=lazy))
+    embedding.enqueue(np.array([1]))
+    embedding.apply_gradients(tf.ones_like(embedding.dequeue()))
+    [rows] = embedding.embedding_tables.values()
+    once = rows.numpy()
+    embedding.enqueue(np.array([2]))
+    embedding.apply_gradients(tf.zeros_like(embedding.dequeue()))
+    moved = np.any(rows.numpy() != once, axis=1)
+    assert np.flatnonzero(moved).tolist() == ([] if lazy else [1])
+
+
+def test_a_row_with_a_gradient_of_zero_is_still_moved_by_its_momentum():
+    embedding = embedding_of(tpu.AdagradMomentum(0.1, momentum=0.5))
+    [rows] = embedding.embedding_tables.values()
+    for gradient in (tf.ones, tf.zeros):
+        before = rows.numpy()
+        embedding.enqueue(np.array([1, 2]))
+        embedding.dequeue()
+        embedding.apply_gradients(gradient([2, DIM]))
+    moved = np.any(rows.numpy() != before, axis=1)
+    assert np.flatnonzero(moved).tolist() == [1, 2]
+
+
+def test_tables_have_optimizers_and_schedules_of_their_own():
+    rate = tf.Variable(0.5)
+    makers = {"a": lambda: tpu.SGD(lambda: rate), "b": lambda: tpu.Adam(0.1),
+              "c": lambda: None}
+    embedding = tlm.TPUEmbedding({
+        name: tpu.FeatureConfig(tpu.TableConfig(
+            NUM_ROWS, DIM, tf.ones, make(), combiner="sum", name=name))
+        for name, make in makers.items()}, tpu.FTRL(0.2))
+    twins = {
+        "a": reference.Table(np.ones([NUM_ROWS, DIM]), "SGD", 0.5),
+        "b": reference.Table(np.ones([NUM_ROWS, DIM]), "Adam", 0.1),
+        "c": reference.Table(np.ones([NUM_ROWS, DIM]), "FTRL", 0.2)}
+    for step, (ids, gradients) in enumerate(zip(*batches(5))):
+        rate.assign(0.5 / (1 + step))
+        twins["a"].learning_rate = 0.5 / (1 + step)
+        embedding.enqueue({name: ids for name in twins})
+        embedding.dequeue()
+        embedding.apply_gradients(
+            {name: tf.constant(gradients) for name in twins})
+        for twin in twins.values():
+            twin.train(list(zip(ids, gradients)))
+    for config, rows in embedding.embedding_tables.items():
+        twin = twins[config.name]
+        slots = embedding.slot_variables[config]
+        check_close(
+            {"parameters": rows.numpy(),
+             **{name: slot.numpy() for name, slot in slots.items()}},
+            {"parameters": twin.rows, **twin.slots})

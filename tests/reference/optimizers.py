@@ -1,0 +1,134 @@
+"""The update rules in float64, as their formulas are printed.
+
+A rule takes rows, slot rows and the gradient of each, and returns new ones.
+Hyperparameters are rounded to float32 first, as the engine takes them: what
+is compared is the arithmetic, not whether 0.999 is 0.99900001.
+"""
+
+import math
+
+import numpy as np
+
+
+def sgd(p, slots, g, *, lr):
+    return p - lr * g, slots
+
+
+def adagrad(p, slots, g, *, lr):
+    a = slots["accumulators"] + g**2
+    return p - lr * g / np.sqrt(a), {"accumulators": a}
+
+
+def adagrad_momentum(p, slots, g, *, lr, momentum=0.0, use_nesterov=False,
+                     exponent=2.0, beta2=1.0, epsilon=1e-10):
+    a = slots["accumulators"]
+    a = a + g**2 if beta2 == 1 else beta2 * a + (1 - beta2) * g**2
+    scaled = g * (a + epsilon) ** (-1 / exponent)
+    m = momentum * slots["momenta"] + scaled
+    step = momentum * m + scaled if use_nesterov else m
+    return p - lr * step, {"accumulators": a, "momenta": m}
+
+
+def adam(p, slots, g, *, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-7,
+         sum_inside_sqrt=True):
+    m = beta_1 * slots["momenta"] + (1 - beta_1) * g
+    v = beta_2 * slots["velocities"] + (1 - beta_2) * g**2
+    root = np.sqrt(v + epsilon**2) if sum_inside_sqrt else np.sqrt(v) + epsilon
+    return p - lr * m / root, {"momenta": m, "velocities": v}
+
+
+def ftrl(p, slots, g, *, lr, learning_rate_power=-0.5,
+         l1_regularization_strength=0.0, l2_regularization_strength=0.0,
+         beta=0.0, multiply_linear_by_learning_rate=False):
+    old, linear = slots["accumulators"], slots["linears"]
+    a = old + g**2
+    sigma = a**-learning_rate_power - old**-learning_rate_power
+    # All of it times the learning rate, which may be 0.
+    linear = linear * (1 if multiply_linear_by_learning_rate else lr)
+    linear = linear + lr * g - sigma * p
+    quotient = (a**-learning_rate_power + beta
+                + 2 * lr * l2_regularization_strength)
+    threshold = lr * l1_regularization_strength
+    p = np.where(np.abs(linear) > threshold,
+                 (np.sign(linear) * threshold - linear) / quotient, 0.0)
+    if not multiply_linear_by_learning_rate:
+        linear = linear / lr
+    return p, {"accumulators": a, "linears": linear}
+
+
+RULES = {"SGD": sgd, "Adagrad": adagrad, "AdagradMomentum": adagrad_momentum,
+         "Adam": adam, "FTRL": ftrl}
+SLOTS = {"SGD": (), "Adagrad": ("accumulators",),
+         "AdagradMomentum": ("accumulators", "momenta"),
+         "Adam": ("momenta", "velocities"),
+         "FTRL": ("accumulators", "linears")}
+
+
+def rounded(value):
+    """A number as float32 holds it; anything else as it is."""
+    if isinstance(value, float) and math.isfinite(value):
+        return float(np.float32(value))
+    return value
+
+
+class Table:
+    """Rows and slots in float64, trained step by step.
+
+    `settings` are the arguments of TensorFlow's optimizer of that name.
+    """
+
+    def __init__(self, rows, kind, learning_rate, **settings):
+        self.rows = np.asarray(rows, np.float64)
+        self._kind = kind
+        settings = {name: rounded(one) for name, one in {
+            **(RULES[kind].__kwdefaults__ or {}), **settings}.items()}
+        initial = settings.pop("initial_accumulator_value", 0.1)
+        if kind not in ("Adagrad", "FTRL"):
+            initial = 0.0
+        self.slots = {
+            name: np.full_like(
+                self.rows, rounded(initial) if name == "accumulators" else 0)
+            for name in SLOTS[kind]}
+        self.learning_rate = learning_rate
+        self._lazy = settings.pop("lazy_adam", True)
+        self._accumulate = settings.pop("use_gradient_accumulation", True)
+        self._clip_gradient = settings.pop("clipvalue", None)
+        self._decay = settings.pop("weight_decay_factor", None) or 0.0
+        self._decay_by_rate = settings.pop(
+            "multiply_weight_decay_factor_by_learning_rate", False)
+        self._clip_weights = (settings.pop("clip_weight_min", None),
+                              settings.pop("clip_weight_max", None))
+        self._settings = settings
+
+    def train(self, contributions):
+        """One step: `contributions` lists (row, gradient) in order."""
+        if not self._accumulate:
+            for row, gradient in contributions:
+                self._update([row], np.asarray(gradient)[np.newaxis])
+            return
+        sums = {}
+        for row, gradient in contributions:
+            sums[row] = sums.get(row, 0) + np.asarray(gradient, np.float64)
+        if not self._lazy:
+            for row in range(len(self.rows)):
+                sums.setdefault(row, np.zeros(self.rows.shape[1]))
+        if sums:
+            self._update(list(sums), np.stack(list(sums.values())))
+
+    def _update(self, rows, gradients):
+        lr = rounded(float(self.learning_rate))
+        if self._clip_gradient is not None:
+            limit = self._clip_gradient
+            low, high = limit if isinstance(limit, tuple) else (-limit, limit)
+            gradients = np.clip(gradients, rounded(low), rounded(high))
+        found, slots = RULES[self._kind](
+            self.rows[rows],
+            {name: slot[rows] for name, slot in self.slots.items()},
+            gradients, lr=lr, **self._settings)
+        found = found - found * self._decay * (
+            lr if self._decay_by_rate else 1)
+        if self._clip_weights != (None, None):
+            found = np.clip(found, *self._clip_weights)
+        self.rows[rows] = found
+        for name, slot in slots.items():
+            self.slots[name][rows] = slot
