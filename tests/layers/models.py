@@ -15,6 +15,7 @@ LENGTH, NUM_SAMPLES = 3, 4
 LEARNING_RATE = 0.5
 
 
+@keras.saving.register_keras_serializable("tests")
 def weighted_sum(y, rows):
     return keras.ops.sum(keras.ops.cast(rows, y.dtype) * y, axis=(1, 2))
 
@@ -23,6 +24,7 @@ def start_rows():
     return np.arange(NUM_ROWS * DIM, dtype=np.float32).reshape(NUM_ROWS, DIM)
 
 
+@keras.saving.register_keras_serializable("tests")
 def initializer(shape, dtype=None, partition_shape=None,
                 partition_offset=None):
     """`start_rows`, as a table asks for them shard by shard."""

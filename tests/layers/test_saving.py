@@ -50,10 +50,7 @@ def assert_same_state(layer, other):
 def test_a_saved_model_resumes_to_the_bit(optimizer, tmp_path):
     model, layer = trained(optimizer, 3)
     model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(
-        tmp_path / "model.keras",
-        custom_objects={"weighted_sum": models.weighted_sum,
-                        "initializer": models.initializer})
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     other = loaded.get_layer("words")
     assert_same_state(other, layer)
     for one in (model, loaded):

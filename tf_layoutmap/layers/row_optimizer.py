@@ -213,7 +213,7 @@ def read(optimizer: Any, layer: str) -> RowOptimizer | None:
     if isinstance(rate, _Schedule):
         # The engine would call it without a step; here steps are counted.
         optimizer = copy.copy(optimizer)
-        optimizer.learning_rate = 0.0
+        optimizer.learning_rate = 1.0
     spec = read_optimizer(optimizer, table=layer)
     return RowOptimizer(dataclasses.replace(
         spec, learning_rate=rate if callable(rate) else float(rate)))

@@ -70,10 +70,10 @@ class ShardedEmbedding(keras.layers.Layer):
           embeddings_initializer: Name or object of a Keras initializer, or a
             callable as `ShardedVariable.create` takes it. It is asked for one
             shard at a time, so it must not depend on the whole shape.
-          optimizer: Trains the table: `"sgd"`, `"adagrad"`, or an object
-            `tf.tpu.experimental.embedding.SGD` or `Adagrad`, whose learning
-            rate may also be a Keras schedule. None leaves the shards to the
-            model's optimizer, whose steps touch every row of the table.
+          optimizer: Trains the table: `"sgd"`, `"adagrad"`, or an object of
+            `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
+            learning rate may also be a Keras schedule. None leaves the shards
+            to the model's optimizer, whose steps touch every row.
           mask_zero: Whether id 0 is padding, to be masked.
           **kwargs: Those of every Keras layer, such as `name`.
 

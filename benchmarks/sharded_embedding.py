@@ -1,0 +1,91 @@
+"""One training step of a Keras model whose table grows.
+
+A batch of 10,000 ids goes through one embedding layer of 64 columns, trained
+with Adagrad by the step that `fit` runs (`model.train_step`). Contestants:
+
+* `tlm.10k`, `tlm.1m`, `tlm.4m`: `tlm.layers.ShardedEmbedding` in 4 shards, by
+  number of rows;
+* `keras.1m`: `keras.layers.Embedding` and Keras' Adagrad.
+
+The small table gets fewer distinct rows out of as many ids, and its rows stay
+in the processor's caches; the report says how many rows were distinct.
+"""
+
+import keras
+import numpy as np
+import rich.table
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from benchmarks import timing, workloads
+
+NUM_IDS = 10_000
+DIM = 64
+NUM_SHARDS = 4
+LEARNING_RATE = 0.05
+SIZES = {"10k": 10_000, "1m": 1_000_000, "4m": 4_000_000}
+
+
+def _ours(num_rows: int) -> keras.layers.Layer:
+    return tlm.layers.ShardedEmbedding(
+        num_rows, DIM, num_shards=NUM_SHARDS,
+        optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE))
+
+
+class _Contestant:
+    """The training step of a model of one layer, compiled once."""
+
+    def __init__(self, layer: keras.layers.Layer, num_rows: int):
+        self._num_rows = num_rows
+        self._model = keras.Sequential(
+            [keras.Input((), dtype="int64"), layer])
+        self._model.compile(
+            keras.optimizers.Adagrad(LEARNING_RATE),
+            loss=lambda y, rows: keras.ops.sum(y * rows, axis=1))
+        self._step = tf.function(self._model.train_step)
+
+    def draw(self, distribution: str, y: tf.Tensor) -> None:
+        """Draws the batches of a workload; all get the gradients `y`."""
+        rng = np.random.default_rng(7)
+        ids = [workloads.draw_ids(rng, distribution, NUM_IDS, self._num_rows)
+               for _ in range(4)]
+        self.num_distinct = len(np.unique(ids[0]))
+        self._batches = [(tf.constant(batch), y) for batch in ids]
+
+    def __call__(self, i: int) -> float:
+        # A number on the host: functions return before they are done.
+        return float(self._step(self._batches[i % 4])["loss"])
+
+
+def _contestants(distribution: str) -> dict[str, _Contestant]:
+    contestants = {f"tlm.{size}": _Contestant(_ours(num_rows), num_rows)
+                   for size, num_rows in SIZES.items()}
+    contestants["keras.1m"] = _Contestant(
+        keras.layers.Embedding(SIZES["1m"], DIM), SIZES["1m"])
+    y = tf.constant(np.random.default_rng(8).standard_normal(
+        (NUM_IDS, DIM)), tf.float32)
+    for contestant in contestants.values():
+        contestant.draw(distribution, y)
+    return contestants
+
+
+def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
+    """Measures, and puts medians and ratios side by side."""
+    contestants = _contestants(distribution)
+    times = timing.interleave(contestants, rounds)
+    median = {name: float(np.median(values)) for name, values in times.items()}
+    table = rich.table.Table(
+        title=f"Training step of Keras, {NUM_IDS} ids, {distribution}, "
+              f"{DIM} columns, Adagrad")
+    for column in ("layer", "rows", "distinct", "step", "/ small table",
+                   "/ same rows"):
+        table.add_column(column, justify="right")
+    for name, value in median.items():
+        owner, size = name.split(".")
+        table.add_row(
+            {"tlm": "ShardedEmbedding", "keras": "Embedding"}[owner],
+            f"{SIZES[size]:,}", f"{contestants[name].num_distinct:,}",
+            f"{value:.2f} ms",
+            f"{value / median['tlm.10k']:.2f}",
+            f"{value / median[f'tlm.{size}']:.1f}")
+    return table, median

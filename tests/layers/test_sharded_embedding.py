@@ -1,0 +1,264 @@
+"""The layer beside `keras.layers.Embedding`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests import strategies
+from tests.layers import models
+
+OPTIMIZERS = (None, "adagrad")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("num_shards", [1, 3, 10])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.int64,
+                                   np.uint32, np.float32])
+def test_rows_come_in_the_order_of_the_ids(optimizer, num_shards, dtype):
+    layer = models.make_layer(optimizer, num_shards)
+    for ids in ([[7, 0, 9], [4, 4, 1]], [], 3):
+        ids = np.array(ids, dtype)
+        rows = layer(ids)
+        assert rows.dtype == tf.float32
+        np.testing.assert_array_equal(
+            rows, models.start_rows()[ids.astype(int)])
+    assert len(layer.embeddings.variables) == num_shards
+
+
+def test_ragged_ids_give_ragged_rows():
+    ids = tf.ragged.constant([[7, 0], [], [9]], dtype=tf.int64)
+    rows = models.make_layer("sgd")(ids)
+    assert rows.to_list() == [
+        [models.start_rows()[i].tolist() for i in row] for row in ids.to_list()]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("bad", [10, -1, 2**31 - 1])
+@pytest.mark.parametrize("is_function", [False, True])
+def test_an_id_outside_is_refused_with_layer_and_id(
+        optimizer, bad, is_function):
+    layer = models.make_layer(optimizer)
+    layer.build()
+    call = tf.function(layer) if is_function else layer
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        call(tf.constant([3, bad]))
+    assert "'words/embeddings'" in str(caught.value)
+    assert str(bad) in str(caught.value)
+    assert "10 rows" in str(caught.value)
+
+
+@pytest.mark.parametrize(("ids", "error", "words"), [
+    (np.array([0.5]), tf.errors.InvalidArgumentError, "whole numbers"),
+    (np.array([np.nan]), tf.errors.InvalidArgumentError, "whole numbers"),
+    (np.array([True]), TypeError, "must be integers"),
+    (np.array([1], np.uint64), TypeError, "must be integers"),
+    (tf.sparse.from_dense([[1]]), TypeError, "SparseTensor")])
+def test_what_is_no_id_is_refused(ids, error, words):
+    with pytest.raises(error, match=words) as caught:
+        models.make_layer("sgd")(ids)
+    assert "'words'" in str(caught.value)
+
+
+def test_floats_that_cannot_tell_all_ids_apart_are_refused():
+    layer = tlm.layers.ShardedEmbedding(
+        2**11 + 1, 1, embeddings_initializer="zeros")
+    layer(np.array([2048.0], np.float32))
+    with pytest.raises(TypeError, match="float16, which does not tell"):
+        layer(np.array([2048.0], np.float16))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_masked_ids_do_not_train_what_follows_the_mask(optimizer):
+    ids = keras.Input([models.LENGTH], dtype="int64")
+    layer = models.make_layer(optimizer, mask_zero=True)
+    pooled = keras.layers.GlobalAveragePooling1D()(layer(ids))
+    model = keras.Model(ids, pooled)
+    batch = np.array([[3, 0, 0], [0, 5, 7]])
+    start = models.start_rows()
+    np.testing.assert_array_equal(
+        model(batch), np.stack([start[3], (start[5] + start[7]) / 2]))
+    model.compile("sgd", "mse")
+    model.train_on_batch(batch, np.zeros([2, 2]))
+    changed = np.any(layer.embeddings.numpy() != start, axis=1)
+    assert np.flatnonzero(changed).tolist() == [3, 5, 7]
+
+
+def test_mask_zero_masks_zeros():
+    ids = np.array([[3, 0]])
+    masked = models.make_layer(None, mask_zero=True).compute_mask(ids)
+    assert masked.numpy().tolist() == [[True, False]]
+    assert models.make_layer(None).compute_mask(ids) is None
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_keras_counts_and_lists_the_table(optimizer, capsys):
+    model, layer = models.make_model(optimizer)
+    assert layer.count_params() == models.NUM_ROWS * models.DIM
+    assert model.output_shape == (None, models.LENGTH, models.DIM)
+    model.summary(print_fn=print)
+    printed = capsys.readouterr().out
+    assert "words (ShardedEmbedding)" in printed
+    assert "Trainable params: 20" in printed
+    assert len(layer.weights) == (3 if optimizer is None else 1)
+    for weight in layer.weights:
+        assert "words/embeddings" in weight.path
+        assert "[[" not in repr(weight) or optimizer is None
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weights_are_got_and_set(optimizer):
+    model, layer = models.make_model(optimizer)
+    weights = model.get_weights()
+    np.testing.assert_array_equal(
+        np.concatenate(weights), models.start_rows())
+    model.set_weights([-weight for weight in weights])
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), -models.start_rows())
+
+
+@pytest.mark.parametrize("optimizer", [
+    None, "sgd", tf.tpu.experimental.embedding.Adagrad(0.5, 2.0)])
+def test_its_config_makes_an_equal_layer(optimizer):
+    layer = models.make_layer(
+        optimizer, 4, mask_zero=True, trainable=False)
+    again = tlm.layers.ShardedEmbedding.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert (again.num_shards, again.mask_zero, again.trainable) == (
+        4, True, False)
+    assert type(again.optimizer) is type(layer.optimizer)
+
+
+def test_a_cloned_model_has_a_table_and_an_optimizer_of_its_own():
+    model, layer = models.make_model("adagrad")
+    clone = keras.models.clone_model(model)
+    other = clone.get_layer("words")
+    assert other.optimizer is not layer.optimizer
+    other.embeddings.assign(-models.start_rows())
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), models.start_rows())
+
+
+def test_shards_are_initialised_one_by_one():
+    asked = []
+
+    def initializer(shape, dtype=None, partition_shape=None,
+                    partition_offset=None):
+        asked.append((tuple(partition_shape), tuple(partition_offset)))
+        return tf.zeros(partition_shape, dtype)
+
+    tlm.layers.ShardedEmbedding(
+        7, 2, num_shards=3, embeddings_initializer=initializer).build()
+    assert asked == [((3, 2), (0, 0)), ((2, 2), (3, 0)), ((2, 2), (5, 0))]
+
+
+def test_the_default_rows_are_keras_uniform_and_differ_between_shards():
+    def rows_with(seed):
+        keras.utils.set_random_seed(seed)
+        layer = tlm.layers.ShardedEmbedding(1000, 4, num_shards=2)
+        layer.build()
+        return layer.embeddings.numpy()
+
+    rows = rows_with(3)
+    assert np.abs(rows).max() <= 0.05 and np.abs(rows.mean()) < 0.003
+    assert np.any(rows[:500] != rows[500:])
+    np.testing.assert_array_equal(rows_with(3), rows)
+    assert np.any(rows_with(4) != rows)
+
+
+def test_a_partitioner_decides_how_many_shards():
+    layer = tlm.layers.ShardedEmbedding(
+        10, 2, partitioner=tlm.partitioners.MaxSizePartitioner(32))
+    layer.build()
+    assert layer.num_shards == len(layer.embeddings.variables) == 3
+    assert tlm.layers.ShardedEmbedding(3, 2, num_shards=8).num_shards == 3
+
+
+@pytest.mark.parametrize(("arguments", "error", "words"), [
+    ({"input_dim": 0}, ValueError, "`input_dim` must be at least 1"),
+    ({"output_dim": 2.0}, TypeError, "`output_dim` must be an integer"),
+    ({"num_shards": 0}, ValueError, "`num_shards` must be at least 1"),
+    ({"num_shards": 2, "partitioner": lambda shape, dtype: [2, 1]},
+     ValueError, "must not both be given"),
+    ({"partitioner": lambda shape, dtype: [1, 2]}, ValueError, "rows only"),
+    ({"partitioner": 3}, TypeError, "must be callable"),
+    ({"mask_zero": 1}, TypeError, "must be a bool"),
+    ({"optimizer": "sgd", "dtype": "float64"}, ValueError, "float64"),
+    ({"embeddings_regularizer": "l2"}, ValueError, "embeddings_regularizer")])
+def test_arguments_that_make_no_sense_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        tlm.layers.ShardedEmbedding(
+            **{"input_dim": 10, "output_dim": 2, **arguments})
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "mixed_bfloat16"])
+def test_other_dtypes_work_as_kerass_own(dtype):
+    layer = models.make_layer(None, dtype=dtype)
+    rows = layer(np.array([7, 0]))
+    assert rows.dtype == layer.compute_dtype
+    assert layer.embeddings.dtype == layer.variable_dtype
+    np.testing.assert_array_equal(
+        tf.cast(rows, tf.float32), models.start_rows()[[7, 0]])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_subclassed_model_builds_it_when_it_is_called(optimizer):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.words = models.make_layer(optimizer)
+
+        def call(self, ids):
+            return self.words(ids)
+
+    ids, y = models.batches(1)
+    model = Model()
+    model.compile("sgd", models.weighted_sum)
+    model.fit(ids, y, batch_size=models.NUM_SAMPLES, verbose=0)
+    assert np.any(model.words.embeddings.numpy() != models.start_rows())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_symbolic_call_before_the_table_is_made_gives_the_shape(optimizer):
+    class Outer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.words = models.make_layer(optimizer)
+
+        def call(self, ids):
+            return self.words(ids)
+
+    ids = keras.Input([models.LENGTH], dtype="int64")
+    model = keras.Model(ids, Outer()(ids))
+    assert model.output_shape == (None, models.LENGTH, models.DIM)
+    batch, _ = models.batches(1)
+    np.testing.assert_array_equal(model(batch), models.start_rows()[batch])
+
+
+def test_several_replicas_are_refused():
+    layer = models.make_layer("sgd")
+    with strategies.mirrored(2).scope(), pytest.raises(
+            RuntimeError, match="2 replicas.*'words'"):
+        layer.build()
+
+
+def test_the_table_cannot_be_used_before_it_is_made():
+    with pytest.raises(AttributeError, match="when the layer is built"):
+        models.make_layer("sgd").embeddings  # noqa: B018
+
+
+def test_a_training_step_reads_no_shard_as_a_whole():
+    model, layer = models.make_model("adagrad")
+    model.compile("sgd", models.weighted_sum)
+    ids, y = map(tf.constant, models.batches(1))
+    step = tf.function(model.train_step).get_concrete_function((ids, y))
+    shards = {id(shard.handle) for shard in (
+        *layer.embeddings.variables, *layer.optimizer.accumulators.variables)}
+    tables = {internal.name for external, internal in step.graph.captures
+              if id(external) in shards}
+    used_by = {op.type for op in step.graph.get_operations()
+               for value in op.inputs if value.name in tables}
+    assert "LayoutMap>ApplyRowGradients" in used_by
+    assert used_by <= {"LayoutMap>ApplyRowGradients", "LayoutMap>GatherRows",
+                       "ResourceGather", "VariableShape"}
