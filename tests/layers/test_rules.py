@@ -1,0 +1,48 @@
+"""The layer takes the steps that `TPUEmbedding` takes, whatever the rule."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layers import models
+
+CONFIG = tf.tpu.experimental.embedding
+NUM_STEPS = 3
+
+
+def by_tpu_embedding(optimizer, ids, row_gradients):
+    table = CONFIG.TableConfig(
+        models.NUM_ROWS, models.DIM, optimizer=optimizer, name="words",
+        initializer=lambda shape, dtype=None: models.start_rows())
+    feature = CONFIG.FeatureConfig(table, max_sequence_length=models.LENGTH)
+    embedding = tlm.TPUEmbedding(feature, None)
+    for _ in range(NUM_STEPS):
+        embedding.enqueue(tf.RaggedTensor.from_tensor(tf.constant(ids)))
+        embedding.dequeue()
+        embedding.apply_gradients(tf.constant(row_gradients))
+    return tf.convert_to_tensor(embedding.embedding_tables[table]).numpy()
+
+
+def by_layer(optimizer, ids, row_gradients):
+    layer = models.make_layer(optimizer)
+    layer.build()
+    for _ in range(NUM_STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) * row_gradients)
+        weights = layer.trainable_variables
+        keras.optimizers.SGD().apply_gradients(
+            zip(tape.gradient(loss, weights), weights))
+    return layer.embeddings.numpy()
+
+
+@pytest.mark.parametrize("optimizer", [
+    CONFIG.SGD(0.3), CONFIG.Adagrad(0.3), CONFIG.AdagradMomentum(0.3, 0.9),
+    CONFIG.Adam(0.3), CONFIG.FTRL(0.3),
+    CONFIG.SGD(0.3, clipvalue=1.0, weight_decay_factor=0.125)],
+    ids=["sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "modified"])
+def test_a_rule_gives_the_same_bits_in_both(optimizer):
+    ids, y = models.batches(1)
+    np.testing.assert_array_equal(
+        by_layer(optimizer, ids, y), by_tpu_embedding(optimizer, ids, y))
