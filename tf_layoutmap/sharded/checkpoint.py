@@ -13,8 +13,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.sharded import routing
+from tf_layoutmap.sharded import indexing, routing
 from tf_layoutmap.sharded.shards import Shards
+
+# What `RestoreV2` can read a part of, in TensorFlow 2.21.
+_SLICEABLE = (tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8,
+              tf.int16, tf.int32, tf.int64, tf.bool, tf.complex64,
+              tf.complex128, tf.qint8, tf.quint8, tf.qint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +32,7 @@ class _Block:
       size: Elements along `axis`.
       axis: What it is a part of; along the other axes it is whole.
       number: The shard that it is; None if it is none.
+      is_whole: Whether it is the whole table, which then is not sliced.
     """
 
     table: Shards
@@ -34,6 +40,7 @@ class _Block:
     size: int
     axis: int
     number: int | None
+    is_whole: bool = False
 
     @property
     def device(self) -> str:
@@ -44,10 +51,17 @@ class _Block:
             with tf.device(self.device):
                 return self.table.variables[self.number].read_value()
         with tf.device("/cpu:0"):
+            if self.is_whole:
+                return indexing.dense(self.table)
             return routing.gather_checked(self.table, self._rows())
 
     def write(self, value: tf.Tensor) -> tf.Operation | None:
         """Sets the block; in graphs, returns what does."""
+        if self.is_whole:
+            for variable, part in zip(self.table.variables,
+                                      self.table.split(value)):
+                variable.assign(part, read_value=False)
+            return None
         if self.number is not None:
             variable = self.table.variables[self.number]
             with tf.device(self.device):
@@ -55,16 +69,25 @@ class _Block:
         routing.scatter(self.table, "update", self._rows(), value)
         return None
 
-    def spec(self, size: int | None = None) -> str:
-        """Returns the slice spec of the block, or of its first elements."""
-        full_shape = self.table.shape.as_list()
-        offset = [0] * len(full_shape)
+    def spec(self) -> str:
+        """Returns the slice spec of the block."""
+        if self.is_whole:
+            return ""
+        shape = self.table.shape.as_list()
+        shape[self.axis] = self.size
+        return self._spec_of(shape)
+
+    def spec_of_first(self) -> str:
+        """Returns the slice spec of the first element of the block."""
+        return self._spec_of([1] * self.table.shape.rank)
+
+    def _spec_of(self, shape: list[int]) -> str:
+        offset = [0] * len(shape)
         offset[self.axis] = self.offset
-        shape = list(full_shape)
-        shape[self.axis] = self.size if size is None else size
         return tf.Variable.SaveSliceInfo(
-            full_name=self.table.name, full_shape=full_shape,
-            var_offset=offset, var_shape=shape).spec
+            full_name=self.table.name,
+            full_shape=self.table.shape.as_list(), var_offset=offset,
+            var_shape=shape).spec
 
     def _rows(self) -> tf.Tensor:
         return tf.range(self.offset, self.offset + self.size, dtype=tf.int64)
@@ -84,10 +107,13 @@ class _BlockSaveable(_tf_private.SaveableObject):
 
         TensorFlow reads all tensors of a checkpoint before it restores the
         first. A large table would then be in memory twice; so it is told to
-        read one row of each block, and the block is read when it is needed.
+        read one element of each block, and the block is read when it is
+        needed.
         """
-        self._path = path
-        self.specs = [self._save_spec(self._block.spec(size=1))]
+        if not self._block.is_whole and (
+                self._block.table.shape.num_elements()):
+            self._path = path
+            self.specs = [self._save_spec(self._block.spec_of_first())]
 
     def restore(self, restored_tensors, restored_shapes):
         """Sets the block from what was read, or from the file."""
@@ -115,6 +141,10 @@ def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
       key: The checkpoint's name of the tensor.
     """
     partition = shards.partition
+    if shards.dtype not in _SLICEABLE:
+        return [_BlockSaveable(_Block(
+            shards, 0, partition.num_rows, shards.axis, None, is_whole=True),
+            key)]
     return [
         _BlockSaveable(
             _Block(shards, offset, size, shards.axis,

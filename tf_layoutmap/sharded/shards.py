@@ -59,3 +59,14 @@ class Shards:
     def each_alone(self) -> list["Shards"]:
         """Returns every shard as a table of its own."""
         return [self.alone(number) for number in range(len(self.variables))]
+
+    def split(self, value: tf.Tensor) -> list[tf.Tensor]:
+        """Divides a value of the whole table among its shards."""
+        partition = self.partition
+        if partition.is_contiguous:
+            return tf.split(value, partition.sizes, axis=self.axis)
+        if partition.placement == "mod":
+            return [value[shard::partition.num_shards]
+                    for shard in range(partition.num_shards)]
+        return [tf.gather(value, partition.global_rows(shard))
+                for shard in range(partition.num_shards)]

@@ -51,8 +51,7 @@ class Writes:
             value = tf.convert_to_tensor(value, dtype=shards.dtype)
             value = checks.check_run_time_shape(
                 shards, value, shards.shape, shards.shape.as_list())
-            for variable, block in zip(shards.variables,
-                                       _blocks(shards, value)):
+            for variable, block in zip(shards.variables, shards.split(value)):
                 getattr(variable, verb)(
                     block, use_locking=use_locking, read_value=False)
         return self
@@ -91,18 +90,6 @@ class Writes:
             tuples.set_shape([*indices.shape, rank])
             elements.scatter_nd(shards, "update", tuples, sparse_delta.values)
         return self
-
-
-def _blocks(shards: Shards, value: tf.Tensor) -> list[tf.Tensor]:
-    """Divides a value of the whole table among its shards."""
-    partition = shards.partition
-    if partition.is_contiguous:
-        return tf.split(value, partition.sizes, axis=shards.axis)
-    if partition.placement == "mod":
-        return [value[shard::partition.num_shards]
-                for shard in range(partition.num_shards)]
-    return [tf.gather(value, partition.global_rows(shard))
-            for shard in range(partition.num_shards)]
 
 
 def _check_slices(shards: Shards, sparse_delta: Any) -> None:

@@ -1,0 +1,183 @@
+"""Random programs of reads and writes, each step beside numpy.
+
+A step draws arguments from a generator, runs one method of the table, does
+the same to a numpy array, and compares what was read and the whole table.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+# The twin of each verb. Whole numbers and powers of two keep float32 exact, so
+# tables are compared with ==.
+TWINS = {
+    "add": np.add.at, "sub": np.subtract.at, "mul": np.multiply.at,
+    "div": np.divide.at, "min": np.minimum.at, "max": np.maximum.at,
+    # In numpy too, the last of equal ids stays.
+    "update": lambda table, ids, values: table.__setitem__(ids, values),
+}
+FACTORS = ("mul", "div")
+READS = ("gather", "lookup", "unique", "row", "index", "slice", "mask",
+         "gather_nd")
+WRITES = (*(f"scatter_{verb}" for verb in TWINS),
+          *(f"scatter_nd_{verb}" for verb in (
+              "add", "sub", "min", "max", "update")),
+          "assign", "assign_add", "assign_sub", "slice_assign",
+          "slice_assign_add", "ids_assign", "column_assign", "batch")
+
+
+class Program:
+    """A table, its twin, and how methods are called.
+
+    Args:
+      table: A table of ours.
+      seed: Of all that is drawn.
+      is_traced: Whether each kind of step is a `tf.function`, traced once
+        with shapes unknown.
+    """
+
+    def __init__(self, table, seed, is_traced):
+        self.table, self.twin = table, table.numpy()
+        self.rng = np.random.default_rng(seed)
+        self.is_traced = is_traced
+        self._functions = {}
+
+    def run(self, num_steps):
+        """Takes steps; returns how many."""
+        for _ in range(num_steps):
+            step = self.rng.choice(READS + WRITES)
+            if step in READS:
+                found, wanted = self._read(step)
+                np.testing.assert_array_equal(found, wanted, err_msg=step)
+                assert found.shape == wanted.shape, step
+                continue
+            self._write(step)
+            np.testing.assert_array_equal(
+                self.table.numpy(), self.twin, err_msg=step)
+            magnitudes = np.abs(self.twin[self.twin != 0])
+            if magnitudes.size and not (
+                    2.**-6 < magnitudes.min() <= magnitudes.max() < 2.**12):
+                self.twin = self._values(self.twin.shape)
+                self.table.assign(self.twin)
+        return num_steps
+
+    def _call(self, name, function, *args):
+        args = [np.asarray(arg) for arg in args]
+        if not self.is_traced:
+            return function(*args)
+        key = name, *(arg.ndim for arg in args), *(arg.dtype for arg in args)
+        if key not in self._functions:
+            self._functions[key] = tf.function(function, input_signature=[
+                tf.TensorSpec([None] * arg.ndim, arg.dtype) for arg in args])
+        return self._functions[key](*args)
+
+    def _ids(self, unique=False):
+        num_rows = len(self.twin)
+        num_ids = int(self.rng.integers(0, 9))
+        ids = (self.rng.permutation(num_rows)[:num_ids] if unique
+               else self.rng.integers(0, num_rows, num_ids))
+        return ids.astype(self.rng.choice([np.int32, np.int64]))
+
+    def _values(self, shape, verb="add"):
+        choices = [0.5, 1, 2, -1] if verb in FACTORS else np.arange(-4, 5)
+        return self.rng.choice(choices, shape).astype(np.float32)
+
+    def _bounds(self):
+        return self.rng.integers(-len(self.twin) - 2, len(self.twin) + 3, 2)
+
+    def _tuples(self, depth):
+        shape = self.twin.shape[:depth]
+        num = int(self.rng.integers(0, 7))
+        return np.stack([self.rng.integers(0, size, num) for size in shape],
+                        axis=1)
+
+    def _read(self, step):
+        table, twin = self.table, self.twin
+        ids = self._ids()
+        if step == "slice":
+            start, stop = self._bounds()
+            stride = int(self.rng.choice([-3, -2, -1, 1, 2, 3]))
+            if self.is_traced:
+                return self._call(
+                    step, lambda a, b, c: table[a:b:c], start, stop,
+                    stride), twin[start:stop:stride]
+            return table[start:stop:stride], twin[start:stop:stride]
+        if step == "row":
+            row = self.rng.integers(-len(twin), len(twin))
+            found = (self._call(step, lambda i: table[i], row)
+                     if self.is_traced else table[int(row)])
+            return found, twin[row]
+        if step == "mask":
+            mask = self.rng.random(len(twin)) < 0.4
+            return self._call(step, lambda m: table[m], mask), twin[mask]
+        if step == "index":
+            ids = ids - self.rng.integers(0, 2) * np.asarray(
+                len(twin), ids.dtype)
+            return self._call(step, lambda i: table[i], ids), twin[ids]
+        if step == "gather_nd":
+            depth = int(self.rng.integers(1, twin.ndim + 1))
+            tuples = self._tuples(depth)
+            return self._call(
+                f"{step}{depth}",
+                lambda i: table.gather_nd(tf.ensure_shape(i, [None, depth])),
+                tuples), twin[tuple(tuples.T)]
+        if len(ids) % 2 == 0:
+            ids = ids.reshape(2, -1)
+        read = {"gather": lambda i: tf.gather(table, i),
+                "lookup": lambda i: tf.nn.embedding_lookup(table, i),
+                "unique": lambda i: table.gather_rows(i, unique=True)}[step]
+        return self._call(step, read, ids), twin[ids]
+
+    def _write(self, step):
+        table, twin = self.table, self.twin
+        if step.startswith("assign"):
+            value = self._values(twin.shape)
+            self._call(step, lambda v: getattr(table, step)(v) is None, value)
+            self.twin = {"assign": value, "assign_add": twin + value,
+                         "assign_sub": twin - value}[step]
+        elif step.startswith("scatter_nd"):
+            verb = step.rpartition("_")[2]
+            depth = int(self.rng.integers(1, twin.ndim + 1))
+            tuples = self._tuples(depth)
+            values = self._values((len(tuples), *twin.shape[depth:]))
+            self._call(f"{step}{depth}", lambda i, v: getattr(table, step)(
+                tf.ensure_shape(i, [None, depth]), v) is None, tuples, values)
+            TWINS[verb](twin, tuple(tuples.T), values)
+        elif step.startswith("scatter"):
+            verb = step.rpartition("_")[2]
+            ids = self._ids()
+            shape = ids.shape + twin.shape[1:] if self.rng.random() < 0.8 else ()
+            values = self._values(shape, verb)
+            self._call(step, lambda i, v: getattr(table, step)(
+                tf.IndexedSlices(v, i)) is None, ids, values)
+            TWINS[verb](twin, ids, values)
+        elif step.startswith("slice_assign"):
+            start, stop = self._bounds()
+            values = self._values(twin[start:stop].shape)
+            method = "assign_add" if step.endswith("add") else "assign"
+            self._call(step, lambda a, b, v: getattr(
+                table[a:b], method)(v) is None, start, stop, values)
+            if method == "assign":
+                twin[start:stop] = values
+            else:
+                twin[start:stop] += values
+        elif step == "ids_assign":
+            ids = self._ids()
+            values = self._values(ids.shape + twin.shape[1:])
+            self._call(step, lambda i, v: table[i].assign(v) is None, ids,
+                       values)
+            twin[ids] = values
+        elif step == "column_assign":
+            start, stop = self._bounds()
+            if twin.ndim == 1:
+                return
+            column = int(self.rng.integers(0, twin.shape[1]))
+            value = self._values(())
+            self._call(f"{step}{column}", lambda a, b, v: table[
+                a:b, column].assign(v) is None, start, stop, value)
+            twin[start:stop, column] = value
+        else:
+            ids = self._ids()
+            values = self._values(ids.shape + twin.shape[1:])
+            self._call(step, lambda i, v: table.batch_scatter_update(
+                tf.IndexedSlices(v, i)) is None, ids, values)
+            twin[ids] = values
