@@ -42,6 +42,8 @@ $(VENV)/.packages: setup.py .ci/system_packages .ci/make_venv
 	    "setuptools>=61" wheel pybind11
 	$(RUN) -m pip install -q --no-build-isolation \
 	    -e '.[$(TF_PACKAGE),datasets,develop]'
+	# Only tested where it is; it would pull `tensorflow` over tensorflow-cpu.
+	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"
 	touch $@
 
 $(BUILT): $(VENV)/.packages $(NATIVE_SOURCES)
