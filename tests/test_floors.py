@@ -25,6 +25,7 @@ FLOORS = {
     "layout.fit_checks": 0,
     "embedding.config": 0,
     "embedding.optimizers": 0,
+    "embedding.optimizer_settings": 0,
     "_tf_private": 1,
     "_keras_private": 1,
     "_ops": 1,
