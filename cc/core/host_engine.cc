@@ -55,7 +55,10 @@ Status CheckConfig(const EngineConfig& config) {
 }  // namespace
 
 HostEngine::HostEngine(EngineConfig config)
-    : config_(std::move(config)), replicas_(config_.num_replicas) {}
+    : config_(std::move(config)),
+      replicas_(config_.num_replicas),
+      feature_counts_(config_.features.size()),
+      table_counts_(config_.tables.size()) {}
 
 Status HostEngine::Make(EngineConfig config,
                         std::unique_ptr<HostEngine>* engine) {
@@ -91,6 +94,26 @@ void HostEngine::DropFinishedSteps() {
     steps_.pop_front();
     ++first_number_;
   }
+}
+
+void HostEngine::CountBatch(const Batch& batch) {
+  for (size_t f = 0; f < batch.size(); ++f) {
+    const IdCounts& counts = batch[f].counts();
+    FeatureCounts& total = feature_counts_[f];
+    total.num_samples += batch[f].num_samples();
+    total.ids.num_ids += counts.num_ids;
+    total.ids.num_dropped += counts.num_dropped;
+    total.ids.num_clipped += counts.num_clipped;
+    total.ids.num_truncated += counts.num_truncated;
+  }
+}
+
+bool HostEngine::IsUpdating() const {
+  bool is_updating = is_landing_;
+  for (const Replica& r : replicas_) {
+    is_updating |= r.stage == Stage::kApplying;
+  }
+  return is_updating;
 }
 
 template <typename Tid>
@@ -187,6 +210,15 @@ Status HostEngine::Enqueue(int32_t replica, bool training,
   if (step != nullptr && step->batches[replica] == batch) {
     step->published[replica] = true;
   }
+  CountBatch(*batch);
+  if (complete != nullptr) {
+    for (size_t t = 0; t < complete->tables.size(); ++t) {
+      table_counts_[t].num_lookups +=
+          static_cast<int64_t>(complete->tables[t].gradient_of.size());
+      table_counts_[t].num_unique_rows +=
+          static_cast<int64_t>(complete->tables[t].rows.size());
+    }
+  }
   return Status();
 }
 
@@ -219,6 +251,11 @@ Status HostEngine::BeginDequeue(int32_t replica,
         "`dequeue` of replica " + to_string(replica) + ": the update of step " +
         to_string(number) +
         " still waits for the gradients of another replica");
+  }
+  if (held_ != nullptr && (is_landing_ || !step->training)) {
+    return FailedPrecondition(
+        "`dequeue` of replica " + to_string(replica) +
+        ": the held update must land before a forward-only step is looked up");
   }
   r.stage = Stage::kDequeuing;
   *batch = step->batches[replica];
@@ -274,10 +311,22 @@ Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
   }
   std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
   LM_RETURN_IF_ERROR(CheckGradients(*step->batches[replica], gradients));
+  const bool is_last = step->num_finished + 1 == config_.num_replicas;
+  if (is_last && IsUpdating()) {
+    return FailedPrecondition("`apply_gradients` of replica " +
+                              to_string(replica) +
+                              " while another update lands");
+  }
+  if (is_last) step->hyperparameters = std::move(gradients.hyperparameters);
   step->gradients[replica] = std::move(gradients);
-  if (step->num_finished + 1 == config_.num_replicas) {
+  if (is_last && config_.is_pipelined && held_ == nullptr) {
+    held_ = step;
+    r.stage = Stage::kReady;
+    ++step->num_finished;
+    DropFinishedSteps();
+  } else if (is_last) {
     r.stage = Stage::kApplying;
-    *update = step;
+    *update = config_.is_pipelined ? held_ : step;
   } else {
     r.stage = Stage::kReady;
     ++step->num_finished;
@@ -324,7 +373,38 @@ void HostEngine::FinishApply(int32_t replica, bool updated) {
   r.stage = Stage::kReady;
   ++step->num_finished;
   ++num_updates_;
+  if (config_.is_pipelined) held_ = step;
   DropFinishedSteps();
+}
+
+Status HostEngine::BeginLanding(int32_t replica, bool always,
+                                std::shared_ptr<Step>* update) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (replica < 0 || replica >= config_.num_replicas) return CheckCall(replica);
+  if (held_ == nullptr) return Status();
+  if (!always) {
+    // Whatever is wrong with it, `dequeue` says.
+    const Replica& r = replicas_[replica];
+    std::shared_ptr<Step> next = StepAt(r.dequeued);
+    if (r.stage != Stage::kReady || next == nullptr || next->training) {
+      return Status();
+    }
+  }
+  if (IsUpdating()) {
+    return FailedPrecondition("The held update cannot land while another does");
+  }
+  is_landing_ = true;
+  *update = held_;
+  return Status();
+}
+
+void HostEngine::FinishLanding(bool updated) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!is_landing_) return;  // a reset came in between
+  is_landing_ = false;
+  if (!updated) return;
+  held_ = nullptr;
+  ++num_updates_;
 }
 
 void HostEngine::Reset() {
@@ -339,6 +419,8 @@ void HostEngine::Reset() {
     r.enqueued = r.dequeued = next;
   }
   poisoned_.clear();
+  held_ = nullptr;
+  is_landing_ = false;
 }
 
 HostEngine::Description HostEngine::Describe() const {
@@ -350,6 +432,9 @@ HostEngine::Description HostEngine::Describe() const {
   }
   d.num_updates = num_updates_;
   d.poisoned = poisoned_;
+  d.is_held = held_ != nullptr;
+  d.features = feature_counts_;
+  d.tables = table_counts_;
   return d;
 }
 

@@ -23,11 +23,25 @@ namespace layoutmap {
 
 class HostEngine {
  public:
+  // Of all batches there were.
+  struct FeatureCounts {
+    int64_t num_samples = 0;
+    IdCounts ids;
+  };
+  // Of all training steps there were.
+  struct TableCounts {
+    int64_t num_lookups = 0;
+    int64_t num_unique_rows = 0;
+  };
+
   struct Description {
     std::vector<int64_t> pending;  // by replica: steps that wait for a dequeue
     std::vector<bool> awaiting;    // by replica: gradients are awaited
     int64_t num_updates = 0;
     std::string poisoned;  // why everything is refused until Reset, or empty
+    bool is_held = false;  // an update waits to land (pipelined)
+    std::vector<FeatureCounts> features;
+    std::vector<TableCounts> tables;
   };
 
   // What one table's update works on; slots as its optimizer orders them.
@@ -57,13 +71,22 @@ class HostEngine {
 
   // Hands in the gradients of the replica's dequeued step. The last replica
   // gets the step in `update` (the others null) and must run `Update` and then
-  // `FinishApply`; if it failed, its gradients are awaited again.
+  // `FinishApply`; if it failed, its gradients are awaited again. A pipelined
+  // engine hands out the step before instead, if there is one, and holds this
+  // one back.
   Status BeginApply(int32_t replica, BatchGradients gradients,
                     std::shared_ptr<Step>* update);
   Status Update(const Step& step, const std::vector<TableViews>& tables,
                 const RowKernels& kernels,
                 const ParallelFor& parallel_for) const;
   void FinishApply(int32_t replica, bool updated);
+
+  // Hands out the update that a pipelined engine holds back, or null if there
+  // is none; it must be run, and then `FinishLanding`. With `always` false only
+  // if the replica's next step is forward-only: that one must see the update.
+  Status BeginLanding(int32_t replica, bool always,
+                      std::shared_ptr<Step>* update);
+  void FinishLanding(bool updated);
 
   // Forgets every step in flight.
   void Reset();
@@ -93,6 +116,8 @@ class HostEngine {
                         const BatchGradients& gradients) const;
   std::shared_ptr<Step> StepAt(int64_t number) const;
   void DropFinishedSteps();
+  void CountBatch(const Batch& batch);
+  bool IsUpdating() const;
 
   const EngineConfig config_;
   mutable std::mutex mutex_;  // guards all below
@@ -101,6 +126,10 @@ class HostEngine {
   int64_t first_number_ = 0;                 // of steps_.front()
   int64_t num_updates_ = 0;
   std::string poisoned_;
+  std::shared_ptr<Step> held_;  // all gradients are there, the update is not
+  bool is_landing_ = false;
+  std::vector<FeatureCounts> feature_counts_;
+  std::vector<TableCounts> table_counts_;
 };
 
 // Written under the engine's mutex, but for `tables`: that is written once,
@@ -112,7 +141,8 @@ struct HostEngine::Step {
   int32_t num_enqueued = 0;
   int32_t num_finished = 0;  // replicas that need nothing more of this step
   std::vector<TableStep> tables;
-  std::vector<BatchGradients> gradients;  // by replica
+  std::vector<BatchGradients> gradients;            // by replica
+  std::vector<std::vector<float>> hyperparameters;  // by table
 };
 
 }  // namespace layoutmap

@@ -561,5 +561,123 @@ TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, num_updates + 1);
 }
 
+// The engine's steps alone: what an update does to rows, others test.
+class PipelinedTest : public testing::Test {
+ protected:
+  static EngineConfig Config(int32_t num_replicas) {
+    EngineConfig config = TestConfig(num_replicas);
+    config.is_pipelined = true;
+    return config;
+  }
+
+  // Hands in gradients; the rate tells whose update comes out, or 0.
+  static float Apply(Trainer* trainer, int32_t replica, float rate,
+                     bool succeeds = true) {
+    BatchGradients gradients;
+    const auto values = std::make_shared<Values>(GradientsOf(*trainer, 0));
+    for (const std::vector<float>& value : *values) {
+      gradients.features.push_back(value);
+    }
+    gradients.keep_alive = values;
+    gradients.hyperparameters = {{rate}, {rate}};
+    std::shared_ptr<HostEngine::Step> step;
+    ExpectOk(
+        trainer->engine().BeginApply(replica, std::move(gradients), &step));
+    if (step == nullptr) return 0;
+    trainer->engine().FinishApply(replica, succeeds);
+    return step->hyperparameters[0][0];
+  }
+
+  static float Land(Trainer* trainer, bool always, bool succeeds = true) {
+    std::shared_ptr<HostEngine::Step> step;
+    ExpectOk(trainer->engine().BeginLanding(0, always, &step));
+    if (step == nullptr) return 0;
+    trainer->engine().FinishLanding(succeeds);
+    return step->hyperparameters[0][0];
+  }
+};
+
+TEST_F(PipelinedTest, EachUpdateLandsWithTheNextStepsGradients) {
+  Trainer trainer(Config(2));
+  const float expected[] = {0, 1, 2, 3};
+  for (int step = 0; step < 4; ++step) {
+    for (int32_t r : {0, 1}) ExpectOk(trainer.Enqueue(r, BatchOf(trainer, 0)));
+    for (int32_t r : {0, 1}) ExpectOk(trainer.Dequeue(r));
+    EXPECT_EQ(Apply(&trainer, 1, 100), 0);
+    EXPECT_EQ(Apply(&trainer, 0, step + 1), expected[step]);
+    EXPECT_EQ(trainer.engine().Describe().num_updates, step);
+    EXPECT_TRUE(trainer.engine().Describe().is_held);
+  }
+  EXPECT_EQ(Land(&trainer, true), 4);
+  EXPECT_EQ(Land(&trainer, true), 0);
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 4);
+  EXPECT_FALSE(trainer.engine().Describe().is_held);
+}
+
+TEST_F(PipelinedTest, AForwardStepMustSeeTheHeldUpdate) {
+  Trainer trainer(Config(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 1), 0);
+  EXPECT_EQ(Land(&trainer, false), 0);  // no step, so none to wait for
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  EXPECT_EQ(Land(&trainer, false), 0);  // a training step sees old rows
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 2), 1);
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
+  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(Land(&trainer, false), 2);
+  ExpectOk(trainer.Dequeue(0));
+}
+
+TEST_F(PipelinedTest, AnUpdateThatFailsIsNotLost) {
+  Trainer trainer(Config(1));
+  for (int step = 0; step < 2; ++step) {
+    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  }
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 1), 0);
+  EXPECT_EQ(Land(&trainer, true, false), 1);
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 2, false), 1);
+  EXPECT_TRUE(trainer.engine().Describe().awaiting[0]);
+  EXPECT_EQ(Apply(&trainer, 0, 3), 1);
+  EXPECT_EQ(Land(&trainer, true), 3);
+}
+
+TEST_F(PipelinedTest, OneUpdateLandsAtATime) {
+  Trainer trainer(Config(1));
+  for (int step = 0; step < 2; ++step) {
+    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  }
+  ExpectOk(trainer.Dequeue(0));
+  Apply(&trainer, 0, 1);
+  std::shared_ptr<HostEngine::Step> step, other;
+  ExpectOk(trainer.engine().BeginLanding(0, true, &step));
+  EXPECT_EQ(trainer.engine().BeginLanding(0, true, &other).code(),
+            Code::kFailedPrecondition);
+  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kFailedPrecondition);
+  trainer.engine().Reset();
+  trainer.engine().FinishLanding(true);
+  EXPECT_FALSE(trainer.engine().Describe().is_held);
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
+}
+
+TEST(HostEngineTest, SamplesIdsAndUniqueRowsAreCounted) {
+  Trainer trainer(TestConfig(1));
+  TestBatch batch(3);
+  batch[0].ids = {{1, 1}, {2}};
+  batch[1].ids = {{1, 2, 3}, {}};
+  batch[2].ids = {{1}, {}};
+  ExpectOk(trainer.Enqueue(0, batch));
+  const HostEngine::Description found = trainer.engine().Describe();
+  EXPECT_EQ(found.features[0].num_samples, 2);
+  EXPECT_EQ(found.features[0].ids.num_ids, 3);
+  EXPECT_EQ(found.features[1].ids.num_truncated, 1);
+  EXPECT_EQ(found.tables[0].num_lookups, 4);
+  EXPECT_EQ(found.tables[0].num_unique_rows, 2);
+  EXPECT_EQ(found.tables[1].num_lookups, 2);
+}
+
 }  // namespace
 }  // namespace layoutmap

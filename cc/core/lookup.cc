@@ -12,7 +12,8 @@ constexpr int64_t kTile = 512;
 void LookupRange(const ShardedView<const float>& table,
                  Span<const uint32_t> rows, Span<const int64_t> splits,
                  Span<const float> gains, const RowKernels& kernels,
-                 int64_t begin, int64_t end, MatrixView<float> out) {
+                 const Quantization* quantization, int64_t begin, int64_t end,
+                 MatrixView<float> out) {
   std::vector<const float*> row_of;
   row_of.reserve(kTile + kAhead);
   // Prefetching past the last row must still point somewhere harmless.
@@ -38,6 +39,7 @@ void LookupRange(const ShardedView<const float>& table,
     args.end = next;
     args.dim = table.dim;
     args.out = out.data;
+    args.quantization = quantization;
     kernels.lookup(args);
     begin = next;
   }
@@ -73,14 +75,15 @@ void ForItems(Span<const int64_t> splits, int64_t per_item, int64_t unit_cost,
 void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
             Span<const int64_t> splits, Span<const float> gains,
             const RowKernels& kernels, const ParallelFor& parallel_for,
-            MatrixView<float> out) {
+            MatrixView<float> out, const Quantization* quantization) {
   assert(out.num_rows == splits.size() - 1 && out.dim == table.dim);
   assert(gains.empty() || gains.size() == rows.size());
   // A row comes from memory, an output mostly stays in cache: about 1 ns per
   // 4 floats and 1 ns per 16.
   ForItems(splits, 1, 8 + table.dim / 4, parallel_for,
            [&](int64_t begin, int64_t end) {
-             LookupRange(table, rows, splits, gains, kernels, begin, end, out);
+             LookupRange(table, rows, splits, gains, kernels, quantization,
+                         begin, end, out);
            });
 }
 

@@ -32,11 +32,12 @@ struct ShardedView {
 //
 // out is [num_outputs, dim] and overwritten; an output without ids becomes
 // zeros. rows come validated; empty gains are 1 each. Sums run in the order of
-// ids, so the result is the same to the bit for any number of workers.
+// ids, so the result is the same to the bit for any number of workers. Rows are
+// quantized first if `quantization` is not null.
 void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
             Span<const int64_t> splits, Span<const float> gains,
             const RowKernels& kernels, const ParallelFor& parallel_for,
-            MatrixView<float> out);
+            MatrixView<float> out, const Quantization* quantization = nullptr);
 
 // Walks over an axis on which item i takes splits[i + 1] - splits[i] units of
 // its own plus `per_item`: calls `work` with ranges of items that cost about

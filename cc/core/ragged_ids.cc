@@ -127,10 +127,12 @@ int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
 }
 
 // Narrows ids to rows. The loop has no branch, so that it runs at the speed of
-// memory; only a batch that is refused looks for the id to blame.
+// memory; only a batch with a bad id looks for it. `dropped` becomes one flag
+// per id if some are to be dropped.
 template <typename Tid>
 Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
-                Span<const int64_t> splits, std::vector<uint32_t>* rows) {
+                Span<const int64_t> splits, std::vector<uint32_t>* rows,
+                std::vector<bool>* dropped, IdCounts* counts) {
   const uint64_t num_rows = static_cast<uint64_t>(spec.num_rows);
   rows->resize(ids.size());
   uint32_t* out = rows->data();
@@ -142,6 +144,24 @@ Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
     out[i] = static_cast<uint32_t>(id);
   }
   if (!bad) return Status();
+  if (spec.out_of_range == OutOfRange::kClip && spec.num_rows > 0) {
+    for (int64_t i = 0; i < ids.size(); ++i) {
+      const int64_t id = static_cast<int64_t>(ids[i]);
+      if (id >= 0 && id < spec.num_rows) continue;
+      out[i] = id < 0 ? 0 : static_cast<uint32_t>(num_rows - 1);
+      ++counts->num_clipped;
+    }
+    return Status();
+  }
+  if (spec.out_of_range == OutOfRange::kDrop) {
+    dropped->resize(ids.size());
+    for (int64_t i = 0; i < ids.size(); ++i) {
+      const int64_t id = static_cast<int64_t>(ids[i]);
+      (*dropped)[i] = id < 0 || id >= spec.num_rows;
+      counts->num_dropped += (*dropped)[i];
+    }
+    return Status();
+  }
   int64_t i = 0;
   while (ids[i] >= 0 && static_cast<int64_t>(ids[i]) < spec.num_rows) ++i;
   return InvalidArgument("Feature '" + spec.feature + "', sample " +
@@ -175,9 +195,28 @@ Status CheckWeights(const FeatureSpec& spec, Span<const float> weights,
   return Status();
 }
 
+// Takes the dropped ids out of their samples.
+void Compact(const std::vector<bool>& dropped, std::vector<uint32_t>* rows,
+             std::vector<int64_t>* splits, std::vector<float>* weights) {
+  int64_t kept = 0, start = 0;
+  for (size_t s = 1; s < splits->size(); ++s) {
+    const int64_t end = (*splits)[s];
+    for (int64_t i = start; i < end; ++i) {
+      if (dropped[i]) continue;
+      if (!weights->empty()) (*weights)[kept] = (*weights)[i];
+      (*rows)[kept++] = (*rows)[i];
+    }
+    start = end;
+    (*splits)[s] = kept;
+  }
+  rows->resize(kept);
+  if (!weights->empty()) weights->resize(kept);
+}
+
 // One output row for each position of a sequence, at most one id in it.
-void SpreadSequences(int64_t length, std::vector<uint32_t>* rows,
-                     std::vector<int64_t>* splits) {
+void SpreadSequences(int64_t length, const std::vector<bool>& dropped,
+                     std::vector<uint32_t>* rows, std::vector<int64_t>* splits,
+                     IdCounts* counts) {
   const int64_t num_samples = static_cast<int64_t>(splits->size()) - 1;
   std::vector<int64_t> spread;
   spread.reserve(num_samples * length + 1);
@@ -186,8 +225,11 @@ void SpreadSequences(int64_t length, std::vector<uint32_t>* rows,
   for (int64_t s = 0; s < num_samples; ++s) {
     const int64_t start = (*splits)[s];
     const int64_t size = std::min(length, (*splits)[s + 1] - start);
+    counts->num_truncated += (*splits)[s + 1] - start - size;
     for (int64_t p = 0; p < length; ++p) {
-      if (p < size) (*rows)[kept++] = (*rows)[start + p];
+      if (p < size && (dropped.empty() || !dropped[start + p])) {
+        (*rows)[kept++] = (*rows)[start + p];
+      }
       spread.push_back(kept);
     }
   }
@@ -196,6 +238,20 @@ void SpreadSequences(int64_t length, std::vector<uint32_t>* rows,
 }
 
 }  // namespace
+
+Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range) {
+  if (name == "error") {
+    *out_of_range = OutOfRange::kError;
+  } else if (name == "drop") {
+    *out_of_range = OutOfRange::kDrop;
+  } else if (name == "clip") {
+    *out_of_range = OutOfRange::kClip;
+  } else {
+    return InvalidArgument(
+        "`out_of_range` must be one of error, drop, clip. Received: " + name);
+  }
+  return Status();
+}
 
 template <typename Tid>
 Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
@@ -208,14 +264,26 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   RaggedIds made;
   made.num_samples_ = input.num_samples;
   LM_RETURN_IF_ERROR(MakeSplits(spec, input, &made.splits_));
-  LM_RETURN_IF_ERROR(MakeRows(spec, input.ids, made.splits_, &made.rows_));
+  made.counts_.num_ids = input.ids.size();
+  std::vector<bool> dropped;
+  LM_RETURN_IF_ERROR(MakeRows(spec, input.ids, made.splits_, &made.rows_,
+                              &dropped, &made.counts_));
   LM_RETURN_IF_ERROR(
       CheckWeights(spec, input.weights, made.splits_, input.ids.size()));
+  Span<const float> weights = input.weights;
+  std::vector<float> kept_weights;
   if (spec.max_sequence_length > 0) {
-    SpreadSequences(spec.max_sequence_length, &made.rows_, &made.splits_);
-  } else if (spec.combiner != Combiner::kSum || !input.weights.empty()) {
+    SpreadSequences(spec.max_sequence_length, dropped, &made.rows_,
+                    &made.splits_, &made.counts_);
+  } else if (!dropped.empty()) {
+    kept_weights.assign(weights.begin(), weights.end());
+    Compact(dropped, &made.rows_, &made.splits_, &kept_weights);
+    weights = kept_weights;
+  }
+  if (spec.max_sequence_length == 0 &&
+      (spec.combiner != Combiner::kSum || !input.weights.empty())) {
     made.gains_.resize(made.rows_.size());
-    CombineGains(spec.combiner, made.splits_, input.weights, made.gains_);
+    CombineGains(spec.combiner, made.splits_, weights, made.gains_);
   }
   *ids = std::move(made);
   return Status();

@@ -13,6 +13,15 @@
 
 namespace layoutmap {
 
+// What becomes of an id that is not a row of its table.
+enum class OutOfRange {
+  kError,
+  kDrop,  // as if it were not there; its position of a sequence stays empty
+  kClip,  // the nearest row
+};
+
+Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range);
+
 // What a batch must agree with, and the names that messages use.
 struct FeatureSpec {
   std::string feature;
@@ -22,6 +31,15 @@ struct FeatureSpec {
   // Above 0: a sequence feature. It keeps the first ids of a sample, one
   // output row for each, and combines nothing.
   int64_t max_sequence_length = 0;
+  OutOfRange out_of_range = OutOfRange::kError;
+};
+
+// How many ids of a batch were not used as they came.
+struct IdCounts {
+  int64_t num_ids = 0;        // that came
+  int64_t num_dropped = 0;    // out of range
+  int64_t num_clipped = 0;    // out of range
+  int64_t num_truncated = 0;  // behind the last position of a sequence
 };
 
 // How `splits` says which sample an id belongs to.
@@ -60,12 +78,14 @@ class RaggedIds {
   Span<const int64_t> splits() const { return splits_; }
   // One factor per row; empty when all are 1.
   Span<const float> gains() const { return gains_; }
+  const IdCounts& counts() const { return counts_; }
 
  private:
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};
   std::vector<float> gains_;
+  IdCounts counts_;
 };
 
 }  // namespace layoutmap

@@ -254,5 +254,65 @@ TEST(RaggedIdsTest, RefusesWeightsThatAreNotOnePerIdOrNotFinite) {
             std::string::npos);
 }
 
+FeatureSpec SpecOf(OutOfRange out_of_range, Combiner combiner,
+                   int64_t length = 0) {
+  FeatureSpec spec = Spec(combiner, length);
+  spec.out_of_range = out_of_range;
+  return spec;
+}
+
+std::vector<float> GainsOf(const RaggedIds& ids) {
+  return {ids.gains().begin(), ids.gains().end()};
+}
+
+TEST(RaggedIdsTest, DroppedIdsAreAsIfTheyWereNotThere) {
+  const FeatureSpec spec = SpecOf(OutOfRange::kDrop, Combiner::kMean);
+  const RaggedIds ids = MakeOk(
+      spec,
+      {Form::kRagged, {-1, 4, 10, 5, 11}, {0, 2, 4, 5}, 3, {8, 3, 9, 2, 1}});
+  const RaggedIds expected = MakeOk(
+      Spec(Combiner::kMean), {Form::kRagged, {4, 5}, {0, 1, 2, 2}, 3, {3, 2}});
+  EXPECT_EQ(Rows(ids.rows().begin(), ids.rows().end()), (Rows{4, 5}));
+  EXPECT_EQ(Splits(ids.splits().begin(), ids.splits().end()),
+            (Splits{0, 1, 2, 2}));
+  EXPECT_EQ(GainsOf(ids), GainsOf(expected));
+  EXPECT_EQ(ids.counts().num_ids, 5);
+  EXPECT_EQ(ids.counts().num_dropped, 3);
+}
+
+TEST(RaggedIdsTest, ADroppedIdLeavesItsPositionOfASequenceEmpty) {
+  const RaggedIds ids =
+      MakeOk(SpecOf(OutOfRange::kDrop, Combiner::kSum, 2),
+             {Form::kRagged, {-1, 4, 5, 6, 7, 99}, {0, 2, 6}, 2, {}});
+  EXPECT_EQ(Rows(ids.rows().begin(), ids.rows().end()), (Rows{4, 5, 6}));
+  EXPECT_EQ(Splits(ids.splits().begin(), ids.splits().end()),
+            (Splits{0, 0, 1, 2, 3}));
+  EXPECT_EQ(ids.counts().num_truncated, 2);
+}
+
+TEST(RaggedIdsTest, ClippedIdsBecomeTheNearestRow) {
+  const RaggedIds ids =
+      MakeOk(SpecOf(OutOfRange::kClip, Combiner::kSum),
+             {Form::kDense, {-1, 4, 10, int64_t{1} << 40}, {}, 2, {}});
+  EXPECT_EQ(Rows(ids.rows().begin(), ids.rows().end()), (Rows{0, 4, 9, 9}));
+  EXPECT_EQ(ids.counts().num_clipped, 3);
+  EXPECT_EQ(ids.counts().num_dropped, 0);
+}
+
+TEST(RaggedIdsTest, WeightsOfDroppedIdsAreStillChecked) {
+  EXPECT_NE(Refusal(SpecOf(OutOfRange::kDrop, Combiner::kSum),
+                    {Form::kRagged, {-1}, {0, 1}, 1, {std::nanf("")}})
+                .find("must be finite"),
+            std::string::npos);
+}
+
+TEST(RaggedIdsTest, PoliciesHaveNames) {
+  OutOfRange found = OutOfRange::kError;
+  EXPECT_TRUE(ParseOutOfRange("drop", &found).ok());
+  EXPECT_EQ(found, OutOfRange::kDrop);
+  EXPECT_NE(ParseOutOfRange("ignore", &found).message().find("ignore"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace layoutmap

@@ -20,11 +20,19 @@ struct TableSpec {
   RowPartition partition;
   int64_t dim = 0;
   Optimizer optimizer = Optimizer::kNone;
+  bool is_quantized = false;
+  Quantization quantization;
+
+  const Quantization* Quantized() const {
+    return is_quantized ? &quantization : nullptr;
+  }
 };
 
 struct EngineConfig {
   int32_t num_replicas = 1;
   int64_t max_pending_steps = 4;
+  // Each update is held back until the next step has been looked up.
+  bool is_pipelined = false;
   std::vector<TableSpec> tables;
   std::vector<FeatureSpec> features;
   std::vector<int32_t> table_of_feature;
@@ -38,9 +46,11 @@ struct EngineConfig {
 using Batch = std::vector<RaggedIds>;
 
 // What one replica's activations got back, by feature, [num_outputs, dim]
-// each; `keep_alive` holds their memory.
+// each; `keep_alive` holds their memory. Hyperparameters, by table, are for
+// whoever runs the update; those of the replica that completes it count.
 struct BatchGradients {
   std::vector<Span<const float>> features;
+  std::vector<std::vector<float>> hyperparameters;
   std::shared_ptr<const void> keep_alive;
 };
 

@@ -1,11 +1,13 @@
 // The host engine behind a resource handle.
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/core/host_engine.h"
+#include "cc/core/quantization.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -59,6 +61,59 @@ absl::Status GetReplica(OpKernelContext* ctx, int32_t* replica) {
   return absl::OkStatus();
 }
 
+// Runs the update of `step` on the variables of the op's inputs `shards` and
+// `slots`.
+absl::Status RunUpdate(OpKernelContext* ctx, const HostEngine& engine,
+                       const HostEngine::Step& step) {
+  const std::vector<TableSpec>& specs = engine.config().tables;
+  OpInputList shard_handles, slot_handles;
+  TF_RETURN_IF_ERROR(ctx->input_list("shards", &shard_handles));
+  TF_RETURN_IF_ERROR(ctx->input_list("slots", &slot_handles));
+  int num_shards = 0, num_slot_shards = 0;
+  for (const TableSpec& table : specs) {
+    num_shards += table.partition.num_shards();
+    num_slot_shards += NumSlots(table.optimizer) * table.partition.num_shards();
+  }
+  TF_RETURN_IF_ERROR(CheckAllUsed("shards", num_shards, shard_handles.size()));
+  TF_RETURN_IF_ERROR(
+      CheckAllUsed("slots", num_slot_shards, slot_handles.size()));
+  LockedShards shards;
+  TF_RETURN_IF_ERROR(
+      shards.Lock(ctx, {"shards", "slots"}, LockedShards::Mode::kExclusive));
+  std::vector<HostEngine::TableViews> tables(specs.size());
+  int first = 0;
+  for (size_t t = 0; t < specs.size(); ++t) {
+    TF_RETURN_IF_ERROR(shards.MutableView(ctx, first, specs[t].name,
+                                          specs[t].partition, {specs[t].dim},
+                                          &tables[t].table));
+    first += specs[t].partition.num_shards();
+    tables[t].hyperparameters = step.hyperparameters[t];
+  }
+  for (size_t t = 0; t < specs.size(); ++t) {
+    tables[t].slots.resize(NumSlots(specs[t].optimizer));
+    for (ShardedView<float>& slot : tables[t].slots) {
+      TF_RETURN_IF_ERROR(
+          shards.MutableView(ctx, first, specs[t].name + " (slot variable)",
+                             specs[t].partition, {specs[t].dim}, &slot));
+      first += specs[t].partition.num_shards();
+    }
+  }
+  return ToTf(engine.Update(step, tables, RowKernelsFor(CurrentCpuLevel()),
+                            TfParallelFor(ctx)));
+}
+
+// What `run` returns; an error also where it throws for lack of memory, so that
+// the engine always hears the end of what it began.
+template <typename Run>
+absl::Status Finished(const Run& run) {
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("Not enough memory: ", error.what()));
+  }
+}
+
 class CreateHostEngineOp : public Kernel {
  public:
   explicit CreateHostEngineOp(OpKernelConstruction* ctx) : Kernel(ctx) {
@@ -67,6 +122,8 @@ class CreateHostEngineOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_replicas", &config_.num_replicas));
     OP_REQUIRES_OK(
         ctx, ctx->GetAttr("max_pending_steps", &config_.max_pending_steps));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("pipelined", &config_.is_pipelined));
+    OP_REQUIRES_OK(ctx, ReadQuantization(ctx));
   }
 
   void Run(OpKernelContext* ctx) override {
@@ -126,6 +183,31 @@ class CreateHostEngineOp : public Kernel {
     return absl::OkStatus();
   }
 
+  absl::Status ReadQuantization(OpKernelConstruction* ctx) {
+    std::vector<int64_t> num_buckets;
+    std::vector<float> limits;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_num_buckets", &num_buckets));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_limits", &limits));
+    const size_t count = config_.tables.size();
+    if (num_buckets.empty() && limits.empty()) return absl::OkStatus();
+    if (num_buckets.size() != count || limits.size() != 2 * count) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`table_num_buckets` must have one value and `table_limits` two for "
+          "each of the ",
+          count, " tables, or both none. Received: ", num_buckets.size(),
+          " and ", limits.size()));
+    }
+    for (size_t t = 0; t < count; ++t) {
+      TableSpec& table = config_.tables[t];
+      if (num_buckets[t] == 0) continue;
+      table.is_quantized = true;
+      TF_RETURN_IF_ERROR(ToTf(MakeQuantization(limits[2 * t], limits[2 * t + 1],
+                                               num_buckets[t], table.name,
+                                               &table.quantization)));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status ReadFeatures(OpKernelConstruction* ctx) {
     std::vector<std::string> names, combiners;
     std::vector<int64_t> lengths;
@@ -134,6 +216,8 @@ class CreateHostEngineOp : public Kernel {
     TF_RETURN_IF_ERROR(
         ctx->GetAttr("feature_tables", &config_.table_of_feature));
     TF_RETURN_IF_ERROR(ctx->GetAttr("feature_max_sequence_lengths", &lengths));
+    std::string out_of_range;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("out_of_range", &out_of_range));
     const std::vector<int32_t>& tables = config_.table_of_feature;
     for (size_t f = 0; f < names.size(); ++f) {
       if (f >= combiners.size() || f >= tables.size() || f >= lengths.size() ||
@@ -150,6 +234,8 @@ class CreateHostEngineOp : public Kernel {
       feature.num_rows = table.partition.num_rows();
       feature.max_sequence_length = lengths[f];
       TF_RETURN_IF_ERROR(ToTf(ParseCombiner(combiners[f], &feature.combiner)));
+      TF_RETURN_IF_ERROR(
+          ToTf(ParseOutOfRange(out_of_range, &feature.out_of_range)));
       config_.features.push_back(std::move(feature));
     }
     const size_t count = names.size();
@@ -236,7 +322,8 @@ class DequeueStepOp : public Kernel {
     std::shared_ptr<const Batch> batch;
     OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
     OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
-    const absl::Status status = LookUp(ctx, engine->engine().config(), *batch);
+    const absl::Status status = Finished(
+        [&] { return LookUp(ctx, engine->engine().config(), *batch); });
     engine->engine().FinishDequeue(replica, status.ok());
     OP_REQUIRES_OK(ctx, status);
   }
@@ -290,7 +377,8 @@ class DequeueStepOp : public Kernel {
           activations.allocate(static_cast<int>(f), shape, &out));
       Lookup(table, ids.rows(), ids.splits(), ids.gains(),
              RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
-             {out->flat<float>().data(), ids.num_outputs(), table.dim});
+             {out->flat<float>().data(), ids.num_outputs(), table.dim},
+             config.tables[config.table_of_feature[f]].Quantized());
     }
     return absl::OkStatus();
   }
@@ -325,12 +413,14 @@ class ApplyStepOp : public Kernel {
       batch.features.push_back(View<float>(gradients[f]));
     }
     batch.keep_alive = std::move(tensors);
-    OP_REQUIRES_OK(ctx, CheckHyperparameterInputs(ctx, engine.config()));
+    OP_REQUIRES_OK(
+        ctx, ReadHyperparameters(ctx, engine.config(), &batch.hyperparameters));
     std::shared_ptr<HostEngine::Step> step;
     OP_REQUIRES_OK(ctx,
                    ToTf(engine.BeginApply(replica, std::move(batch), &step)));
-    if (step == nullptr) return;  // another replica is still to come
-    const absl::Status status = Update(ctx, engine, *step);
+    if (step == nullptr) return;  // nothing lands yet
+    const absl::Status status =
+        Finished([&] { return RunUpdate(ctx, engine, *step); });
     engine.FinishApply(replica, status.ok());
     OP_REQUIRES_OK(ctx, status);
   }
@@ -355,8 +445,9 @@ class ApplyStepOp : public Kernel {
 
   // Of each replica, though those of the last one are used: a wrong value is
   // refused where it comes in.
-  static absl::Status CheckHyperparameterInputs(OpKernelContext* ctx,
-                                                const EngineConfig& config) {
+  static absl::Status ReadHyperparameters(
+      OpKernelContext* ctx, const EngineConfig& config,
+      std::vector<std::vector<float>>* values) {
     OpInputList hyperparameters;
     TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
     const std::vector<TableSpec>& tables = config.tables;
@@ -370,52 +461,36 @@ class ApplyStepOp : public Kernel {
       TF_RETURN_IF_ERROR(ToTf(
           CheckHyperparameters(tables[t].optimizer, tables[t].name,
                                layoutmap::View<float>(hyperparameters[t]))));
+      const auto flat = hyperparameters[t].flat<float>();
+      values->emplace_back(flat.data(), flat.data() + flat.size());
     }
     return absl::OkStatus();
   }
+};
 
-  static absl::Status Update(OpKernelContext* ctx, const HostEngine& engine,
-                             const HostEngine::Step& step) {
-    const std::vector<TableSpec>& specs = engine.config().tables;
-    OpInputList shard_handles, slot_handles, hyperparameters;
-    TF_RETURN_IF_ERROR(ctx->input_list("shards", &shard_handles));
-    TF_RETURN_IF_ERROR(ctx->input_list("slots", &slot_handles));
-    TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
-    int num_shards = 0, num_slot_shards = 0;
-    for (const TableSpec& table : specs) {
-      num_shards += table.partition.num_shards();
-      num_slot_shards +=
-          NumSlots(table.optimizer) * table.partition.num_shards();
-    }
-    TF_RETURN_IF_ERROR(
-        CheckAllUsed("shards", num_shards, shard_handles.size()));
-    TF_RETURN_IF_ERROR(
-        CheckAllUsed("slots", num_slot_shards, slot_handles.size()));
-    LockedShards shards;
-    TF_RETURN_IF_ERROR(
-        shards.Lock(ctx, {"shards", "slots"}, LockedShards::Mode::kExclusive));
-    std::vector<HostEngine::TableViews> tables(specs.size());
-    int first = 0;
-    for (size_t t = 0; t < specs.size(); ++t) {
-      TF_RETURN_IF_ERROR(shards.MutableView(ctx, first, specs[t].name,
-                                            specs[t].partition, {specs[t].dim},
-                                            &tables[t].table));
-      first += specs[t].partition.num_shards();
-      tables[t].hyperparameters =
-          View<float>(hyperparameters[static_cast<int>(t)]);
-    }
-    for (size_t t = 0; t < specs.size(); ++t) {
-      tables[t].slots.resize(NumSlots(specs[t].optimizer));
-      for (ShardedView<float>& slot : tables[t].slots) {
-        TF_RETURN_IF_ERROR(
-            shards.MutableView(ctx, first, specs[t].name + " (slot variable)",
-                               specs[t].partition, {specs[t].dim}, &slot));
-        first += specs[t].partition.num_shards();
-      }
-    }
-    return ToTf(engine.Update(step, tables, RowKernelsFor(CurrentCpuLevel()),
-                              TfParallelFor(ctx)));
+class LandUpdateOp : public Kernel {
+ public:
+  explicit LandUpdateOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("always", &always_));
   }
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    int32_t replica;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    HostEngine& engine = resource->engine();
+    std::shared_ptr<HostEngine::Step> step;
+    OP_REQUIRES_OK(ctx, ToTf(engine.BeginLanding(replica, always_, &step)));
+    if (step == nullptr) return;
+    const absl::Status status =
+        Finished([&] { return RunUpdate(ctx, engine, *step); });
+    engine.FinishLanding(status.ok());
+    OP_REQUIRES_OK(ctx, status);
+  }
+
+ private:
+  bool always_;
 };
 
 class ResetHostEngineOp : public Kernel {
@@ -434,7 +509,15 @@ class DescribeHostEngineOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(OpKernelContext* ctx) override {
-    enum { kPending, kAwaiting, kNumUpdates, kPoisoned };
+    enum {
+      kPending,
+      kAwaiting,
+      kNumUpdates,
+      kPoisoned,
+      kIsHeld,
+      kFeatureCounts,
+      kTableCounts
+    };
     EnginePtr engine;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     const HostEngine::Description d = engine->engine().Describe();
@@ -447,6 +530,28 @@ class DescribeHostEngineOp : public Kernel {
     out->scalar<int64_t>()() = d.num_updates;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(kPoisoned, {}, &out));
     out->scalar<tensorflow::tstring>()() = d.poisoned;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(kIsHeld, {}, &out));
+    out->scalar<bool>()() = d.is_held;
+    const auto num_features = static_cast<int64_t>(d.features.size());
+    const auto num_tables = static_cast<int64_t>(d.tables.size());
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(kFeatureCounts, {num_features, 5}, &out));
+    auto features = out->matrix<int64_t>();
+    for (int64_t f = 0; f < num_features; ++f) {
+      const HostEngine::FeatureCounts& counts = d.features[f];
+      features(f, 0) = counts.num_samples;
+      features(f, 1) = counts.ids.num_ids;
+      features(f, 2) = counts.ids.num_dropped;
+      features(f, 3) = counts.ids.num_clipped;
+      features(f, 4) = counts.ids.num_truncated;
+    }
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(kTableCounts, {num_tables, 2}, &out));
+    auto tables = out->matrix<int64_t>();
+    for (int64_t t = 0; t < num_tables; ++t) {
+      tables(t, 0) = d.tables[t].num_lookups;
+      tables(t, 1) = d.tables[t].num_unique_rows;
+    }
   }
 };
 
@@ -464,6 +569,8 @@ REGISTER_KERNEL_BUILDER(Name("LayoutMap>DequeueStep").Device(DEVICE_CPU),
                         DequeueStepOp);
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>ApplyStep").Device(DEVICE_CPU),
                         ApplyStepOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>LandUpdate").Device(DEVICE_CPU),
+                        LandUpdateOp);
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>ResetHostEngine").Device(DEVICE_CPU),
                         ResetHostEngineOp);
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>DescribeHostEngine").Device(DEVICE_CPU),

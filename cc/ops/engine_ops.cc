@@ -29,6 +29,10 @@ REGISTER_OP("LayoutMap>CreateHostEngine")
     .Attr("feature_tables: list(int)")
     .Attr("feature_combiners: list(string)")
     .Attr("feature_max_sequence_lengths: list(int)")
+    .Attr("table_num_buckets: list(int) = []")
+    .Attr("table_limits: list(float) = []")
+    .Attr("out_of_range: {'error', 'drop', 'clip'} = 'error'")
+    .Attr("pipelined: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
     .Doc(R"doc(
@@ -41,6 +45,12 @@ table_offsets: The offsets of all tables, one table after the other.
 table_optimizers: none, or the name of a rule, one per table.
 feature_tables: For each feature the place of its table in `table_names`.
 feature_max_sequence_lengths: 0 for a feature that is not a sequence.
+table_num_buckets: By table, to how many values rows are rounded when they are
+  looked up; 0 for rows as they are. Empty: 0 for all.
+table_limits: By table, the lowest and the highest of these values.
+out_of_range: What becomes of ids that are no row: an error, nothing (they are
+  dropped), or the nearest row.
+pipelined: Whether each update waits until the next step is looked up.
 )doc");
 
 REGISTER_OP("LayoutMap>EnqueueStep")
@@ -128,6 +138,25 @@ shards: All shards of the first table, then those of the second, and so on.
 slots: Table by table, one slot variable after the other, shard by shard.
 )doc");
 
+REGISTER_OP("LayoutMap>LandUpdate")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("always: bool")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Lands the update that a pipelined engine holds back, if there is one.
+
+shards: All shards of the first table, then those of the second, and so on.
+slots: Table by table, one slot variable after the other, shard by shard.
+always: False: only if the replica's next step is forward-only, which must see
+  the update.
+)doc");
+
 REGISTER_OP("LayoutMap>ResetHostEngine")
     .Input("engine: resource")
     .SetIsStateful()
@@ -140,12 +169,18 @@ REGISTER_OP("LayoutMap>DescribeHostEngine")
     .Output("awaiting: bool")
     .Output("num_updates: int64")
     .Output("poisoned: string")
+    .Output("held: bool")
+    .Output("feature_counts: int64")
+    .Output("table_counts: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(2, c->Scalar());
       c->set_output(3, c->Scalar());
+      c->set_output(4, c->Scalar());
+      c->set_output(5, c->Matrix(InferenceContext::kUnknownDim, 5));
+      c->set_output(6, c->Matrix(InferenceContext::kUnknownDim, 2));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -155,6 +190,10 @@ pending: By replica, steps that wait for a dequeue.
 awaiting: By replica, whether a dequeued step waits for its gradients.
 num_updates: Steps that were applied.
 poisoned: Why everything is refused until a reset, or empty.
+held: Whether an update waits to land.
+feature_counts: By feature, of all batches: samples, ids, and of these ids those
+  dropped, clipped, and cut off behind the last position of a sequence.
+table_counts: By table, of all training steps: lookups, and unique rows.
 )doc");
 
 }  // namespace

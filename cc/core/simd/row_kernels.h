@@ -25,12 +25,24 @@ struct Modifiers {
   bool accumulate;
 };
 
+// Rounds x to the nearest of equally spaced values:
+//
+//   floor((clip(x, lower, upper) - lower) / quantum + 0.5) * quantum + lower
+//
+// NaN stays NaN.
+struct Quantization {
+  float lower;
+  float upper;
+  float quantum;
+};
+
 // Pointers are resolved a little ahead of where a loop reads, so that it can
 // prefetch: `row_of` has `kAhead` more entries than the loop walks over.
 constexpr int64_t kAhead = 16;
 
 // out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row, in that
-// order. `row_of` and `gains` are indexed by i - first.
+// order, of quantized rows if so asked. `row_of` and `gains` are indexed by
+// i - first.
 struct LookupArgs {
   const float* const* row_of;
   const float* gains;  // null: 1 each
@@ -39,7 +51,8 @@ struct LookupArgs {
   int64_t begin;  // outputs [begin, end)
   int64_t end;
   int64_t dim;
-  float* out;  // row 0
+  float* out;                                  // row 0
+  const Quantization* quantization = nullptr;  // null: rows as they are
 };
 
 // For the unique rows u in [begin, end): the gradient

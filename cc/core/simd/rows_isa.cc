@@ -26,39 +26,64 @@ inline void PrefetchColumns(const float* row, int64_t columns) {
   }
 }
 
+// What a looked-up value goes through before it is summed.
+struct AsIs {
+  template <typename V>
+  V operator()(V x) const {
+    return x;
+  }
+};
+
+struct Quantize {
+  template <typename V>
+  V operator()(V x) const {
+    // A NaN is kept from the conversion to a whole number, and put back.
+    const V number = x == x ? x : V{};
+    const V clipped = Clip(number, Fill<V>(q.lower), Fill<V>(q.upper));
+    const V bucket = Floor((clipped - q.lower) / q.quantum + 0.5f);
+    return x == x ? bucket * q.quantum + q.lower : x;
+  }
+
+  Quantization q;
+};
+
 // Adds up columns [c, c + width of sum) of the rows i in [0, num_rows).
-template <int kRegisters>
-inline void SumRows(const float* const* row_of, const float* gains,
-                    int64_t num_rows, int64_t c, Vector* sum) {
+template <int kRegisters, typename Read>
+inline void SumRows(const Read& read, const float* const* row_of,
+                    const float* gains, int64_t num_rows, int64_t c,
+                    Vector* sum) {
   for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
   for (int64_t i = 0; i < num_rows; ++i) {
     PrefetchColumns<0>(row_of[i + kAhead] + c, kRegisters * kLanes);
     const float* row = row_of[i] + c;
     if (gains == nullptr) {
-      for (int r = 0; r < kRegisters; ++r) sum[r] += Load(row + r * kLanes);
+      for (int r = 0; r < kRegisters; ++r) {
+        sum[r] += read(Load(row + r * kLanes));
+      }
     } else {
       const float gain = gains[i];
       for (int r = 0; r < kRegisters; ++r) {
-        sum[r] += gain * Load(row + r * kLanes);
+        sum[r] += gain * read(Load(row + r * kLanes));
       }
     }
   }
 }
 
-template <int kRegisters>
-inline int64_t LookupColumns(const float* const* row_of, const float* gains,
-                             int64_t num_rows, int64_t c, int64_t dim,
-                             float* out) {
+template <int kRegisters, typename Read>
+inline int64_t LookupColumns(const Read& read, const float* const* row_of,
+                             const float* gains, int64_t num_rows, int64_t c,
+                             int64_t dim, float* out) {
   constexpr int64_t kWidth = kRegisters * kLanes;
   for (; c + kWidth <= dim; c += kWidth) {
     Vector sum[kRegisters];
-    SumRows<kRegisters>(row_of, gains, num_rows, c, sum);
+    SumRows<kRegisters>(read, row_of, gains, num_rows, c, sum);
     for (int r = 0; r < kRegisters; ++r) Store(out + c + r * kLanes, sum[r]);
   }
   return c;
 }
 
-void Lookup(const LookupArgs& a) {
+template <typename Read>
+void LookupAll(const Read& read, const LookupArgs& a) {
   for (int64_t o = a.begin; o < a.end; ++o) {
     const int64_t first = a.splits[o] - a.first;
     const int64_t num_rows = a.splits[o + 1] - a.splits[o];
@@ -66,17 +91,22 @@ void Lookup(const LookupArgs& a) {
     const float* gains = a.gains == nullptr ? nullptr : a.gains + first;
     float* out = a.out + o * a.dim;
     int64_t c = 0;
-    c = LookupColumns<8>(row_of, gains, num_rows, c, a.dim, out);
-    c = LookupColumns<4>(row_of, gains, num_rows, c, a.dim, out);
-    c = LookupColumns<1>(row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<8>(read, row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<4>(read, row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<1>(read, row_of, gains, num_rows, c, a.dim, out);
     for (; c < a.dim; ++c) {
       float sum = 0;
       for (int64_t i = 0; i < num_rows; ++i) {
-        sum += (gains == nullptr ? 1.0f : gains[i]) * row_of[i][c];
+        sum += (gains == nullptr ? 1.0f : gains[i]) * read(row_of[i][c]);
       }
       out[c] = sum;
     }
   }
+}
+
+void Lookup(const LookupArgs& a) {
+  if (a.quantization == nullptr) return LookupAll(AsIs(), a);
+  LookupAll(Quantize{*a.quantization}, a);
 }
 
 // One unique row: its positions and where its row and slot rows are.

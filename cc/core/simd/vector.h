@@ -68,6 +68,14 @@ template <typename V>
 static inline V Abs(V x) {
   return x < V{} ? -x : x;
 }
+// Of values in [0, 2^31).
+static inline float Floor(float x) {
+  return static_cast<float>(static_cast<int>(x));
+}
+static inline Vector Floor(Vector x) {
+  typedef int Ints __attribute__((vector_size(kLanes * 4)));
+  return __builtin_convertvector(__builtin_convertvector(x, Ints), Vector);
+}
 // A value in every lane.
 template <typename V>
 static inline V Fill(float x) {
