@@ -72,6 +72,9 @@ BaseTrainer = _private("trainers.trainer", "Trainer")
 # Where every optimizer learns its variables and gets its gradients.
 BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
 
+# How an optimizer writes to its variables: with rows, for sparse gradients.
+TFOptimizer = _private("backend.tensorflow.optimizer", "TFOptimizer")
+
 # A model whose layers are known by their names, not by attributes.
 Functional = _private("models.functional", "Functional")
 
@@ -106,6 +109,8 @@ _method(BaseTrainer, "_symbolic_build", "data_batch")
 _method(BaseTrainer, "get_metrics_result")
 _method(BaseOptimizer, "build", "variables")
 _method(BaseOptimizer, "apply", "grads", "trainable_variables")
+for _name in ("assign", "assign_add", "assign_sub"):
+    _method(TFOptimizer, _name, "variable", "value")
 
 # How the gradient of a variable with `overwrite_with_gradient` reaches the
 # variable's `assign`, whatever the optimizer: a table then trains itself.

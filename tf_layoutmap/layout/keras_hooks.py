@@ -37,6 +37,9 @@ def install() -> None:
               keras_training.get_metrics_result)
         _wrap(_keras_private.BaseOptimizer, "build", keras_optimizers.build)
         _wrap(_keras_private.BaseOptimizer, "apply", keras_optimizers.apply)
+        for name in ("assign", "assign_add", "assign_sub"):
+            _wrap(_keras_private.TFOptimizer, name,
+                  getattr(keras_optimizers, name))
         _installed = True
 
 

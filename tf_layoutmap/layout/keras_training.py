@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import adoption, host_values
+from tf_layoutmap.layout import adoption, host_values, refusals
 from tf_layoutmap.layout.mesh_home import (
     MeshHome,
     activated,
@@ -105,6 +105,7 @@ class _MeshStep:
         self._model = model
         self._home = home
         self._build = build
+        self._verb = step_function.__name__.removesuffix("_step")
         self._ready = False
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
@@ -125,7 +126,8 @@ class _MeshStep:
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
-        with dtensor.default_mesh(self._home.mesh):
+        with dtensor.default_mesh(self._home.mesh), refusals.explained(
+                self._model, self._verb):
             outputs = self._run(batch)
         return keras.tree.map_structure(_to_host_tensor, outputs)
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import host_values
+from tf_layoutmap.layout import host_values, unsupported
 from tf_layoutmap.layout.mesh_home import home_of
 
 dtensor = tf.experimental.dtensor
@@ -26,8 +26,11 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     are.
     """
     home = home_of(layer)
-    if (home is None or getattr(_inside, "call", False) or
-            not tf.executing_eagerly() or _keras_private.is_abstract()):
+    if home is None or _keras_private.is_abstract():
+        return original(layer, *args, **kwargs)
+    if not tf.executing_eagerly():
+        return _traced(original, layer, args, kwargs)
+    if getattr(_inside, "call", False):
         return original(layer, *args, **kwargs)
     flat = keras.tree.flatten((args, kwargs))
     if any(isinstance(x, keras.KerasTensor) for x in flat):
@@ -45,6 +48,32 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
             return outputs
     finally:
         _inside.call = False
+
+
+def _traced(original: Callable[..., Any], layer: Any, args: Any,
+            kwargs: Any) -> Any:
+    """Calls `layer` in a function; keeps some layers batch-parallel.
+
+    DTensor convolves whole kernels over whole images, and unrolls time over
+    whole features. Layouts flow back from the layers behind, so what goes in
+    and what comes out is pinned.
+    """
+    # No mesh means a graph that is not for DTensor, such as an export.
+    if not isinstance(layer, unsupported.BATCH_PARALLEL) or (
+            dtensor.get_default_mesh() is None):
+        return original(layer, *args, **kwargs)
+    mesh = home_of(layer).mesh
+    args, kwargs = keras.tree.map_structure(
+        lambda x: _batch_parallel(x, mesh), (args, kwargs))
+    return keras.tree.map_structure(
+        lambda x: _batch_parallel(x, mesh), original(layer, *args, **kwargs))
+
+
+def _batch_parallel(x: Any, mesh: Any) -> Any:
+    if not tf.is_symbolic_tensor(x) or not x.shape.rank:
+        return x
+    return dtensor.relayout(x, dtensor.Layout(
+        [dtensor.MATCH, *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh))
 
 
 def _is_host_value(x: Any) -> bool:

@@ -48,7 +48,7 @@ class MeshVariable(keras.Variable):
     def _deferred_initialize(self) -> None:
         # Keras comes here for what was built while it traced shapes. Our
         # turn comes later: at the end of the scope, or at the first read.
-        pass
+        self._mesh_home.add_variable(self)
 
     @property
     def value(self) -> Any:

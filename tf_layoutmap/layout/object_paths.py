@@ -120,6 +120,16 @@ class ObjectPaths:
             self._paths[key] = found
         return found
 
+    def with_holders(self, layer: Any) -> list[Any]:
+        """Returns `layer` and every layer that holds it, near or far."""
+        found, todo = {}, [id(layer)]
+        while todo:
+            key = todo.pop()
+            if key not in found:
+                found[key] = self._layers.get(key, layer)
+                todo += [parent for parent, _ in self._parents.get(key, ())]
+        return list(found.values())
+
     def of_variable(self, variable: Any, owner: Any) -> list[str]:
         """Returns all names of `variable`, the most telling first.
 

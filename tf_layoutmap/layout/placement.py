@@ -85,7 +85,9 @@ def place(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
         if owner is not None:
             problems += unsupported.weight_problems(owner, variable, axes)
             if id(owner) not in broken_layers:
-                broken_layers[id(owner)] = unsupported.layer_problems(owner)
+                broken_layers[id(owner)] = [
+                    problem for layer in paths.with_holders(owner)
+                    for problem in unsupported.layer_problems(layer)]
             problems += broken_layers[id(owner)]
         layout, held = None, 0
         if not problems:

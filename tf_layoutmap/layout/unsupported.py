@@ -8,22 +8,37 @@ from typing import Any
 
 import keras
 
-_CONV_KINDS = (
+_DEPTHWISE = (
+    keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+CONVOLUTIONS = (
     keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D,
     keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose, keras.layers.DepthwiseConv1D,
-    keras.layers.DepthwiseConv2D, keras.layers.SeparableConv1D,
-    keras.layers.SeparableConv2D)
+    keras.layers.Conv3DTranspose, *_DEPTHWISE)
+_GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
+
+# Layers that DTensor runs right only on whole samples: see mesh_calls.
+BATCH_PARALLEL = (
+    *CONVOLUTIONS, keras.layers.RNN, *_GATED_CELLS,
+    keras.layers.SimpleRNNCell,
+    keras.layers.MaxPooling1D, keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D, keras.layers.AveragePooling1D,
+    keras.layers.AveragePooling2D, keras.layers.AveragePooling3D)
 
 
 def weight_problems(layer: Any, variable: Any,
                     axes: tuple[str | None, ...]) -> list[str]:
     """Returns why `layer` cannot use `variable` with the layout `axes`."""
-    if isinstance(layer, _CONV_KINDS) and len(axes) > 1 and any(axes):
+    if isinstance(layer, CONVOLUTIONS) and any(axes):
         return [
-            f"DTensor convolves with whole kernels only; leave the kernel of "
-            f"{_named(layer)} unsharded: use {(None,) * len(axes)}. Its bias "
-            "may be sharded"]
+            f"DTensor convolves with whole kernels only; leave all weights "
+            f"of {_named(layer)} unsharded: use {(None,) * len(axes)}, and "
+            "shard the Dense layers"]
+    if isinstance(layer, _GATED_CELLS) and axes and axes[-1] is not None:
+        whole = (*axes[:-1], None)
+        return [
+            f"{_named(layer)} splits the last dimension of its weights into "
+            f"gates, which DTensor cannot do to a sharded one: use {whole}"]
     return []
 
 
@@ -33,6 +48,11 @@ def layer_problems(layer: Any) -> list[str]:
         return [
             f"{_named(layer)} loops over time with a TensorList, which "
             "DTensor cannot place: pass unroll=True"]
+    if isinstance(layer, _DEPTHWISE) and layer.trainable:
+        return [
+            f"DTensor has no gradient for the depthwise kernel of "
+            f"{_named(layer)}: use a Conv layer instead, or trainable=False "
+            "for a layer that only predicts"]
     return []
 
 

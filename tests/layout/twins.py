@@ -1,0 +1,107 @@
+"""The same model with and without a mesh, trained alike."""
+
+import keras
+import numpy as np
+
+import tf_layoutmap as tlm
+from tests.layout.meshes import axes_of, layout_of, mesh_of
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(32, 8)).astype(np.float32)
+SERIES = RNG.normal(size=(32, 6, 8)).astype(np.float32)
+IMAGES = RNG.normal(size=(32, 8, 8, 3)).astype(np.float32)
+TOKENS = RNG.integers(0, 16, size=(32, 6))
+LABELS = RNG.integers(0, 4, size=32)
+
+# A sum split over devices is added in another order, and an optimizer's root
+# stretches the last bits.
+TOLERANCE = dict(rtol=1e-5, atol=1e-5)
+
+DENSE = {"d1.kernel": (None, "model"), "d1.bias": ("model",),
+         "d2.kernel": ("model", None)}
+
+
+def dense_model():
+    return sequential((8,), keras.layers.Dense(16, activation="tanh",
+                                               name="d1"))
+
+
+def sequential(shape, *layers):
+    """`layers` with a head of four logits."""
+    return keras.Sequential([
+        keras.Input(shape), *layers, keras.layers.Flatten(),
+        keras.layers.Dense(4, name="d2")])
+
+
+def plain(make):
+    keras.utils.set_random_seed(3)
+    return make()
+
+
+def on_mesh(make, axes=None, mesh=None, **options):
+    """The same weights as `plain(make)`, to the bit, on a mesh."""
+    mesh = mesh or mesh_of(batch=2, model=2)
+    layout_map = tlm.LayoutMap(mesh)
+    for key, value in (DENSE if axes is None else axes).items():
+        layout_map[key] = layout_of(mesh, *value)
+    keras.utils.set_random_seed(3)
+    with tlm.layout_map_scope(layout_map, init="host", **options):
+        model = make()
+    return model
+
+
+def loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def fit(model, x=FEATURES, y=LABELS, *, optimizer=None, epochs=2,
+        metrics=("accuracy",), **options):
+    """Trains; returns the history as `{name: values}`."""
+    model.compile(
+        keras.optimizers.Adam(0.01) if optimizer is None else optimizer,
+        loss(), metrics=list(metrics))
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
+    return model.fit(x, y, epochs=epochs, **options).history
+
+
+def assert_alike(first, second, **tolerance):
+    """Compares numbers in equal structures."""
+    keras.tree.assert_same_structure(first, second)
+    for a, b in zip(keras.tree.flatten(first), keras.tree.flatten(second)):
+        np.testing.assert_allclose(a, b, **(tolerance or TOLERANCE))
+
+
+def assert_same_weights(first, second, **tolerance):
+    """Compares weights, statistics and optimizer state."""
+    for a, b in zip(first.weights, second.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), err_msg=a.path,
+                                   **(tolerance or TOLERANCE))
+    if first.compiled and first.optimizer is not None:
+        for a, b in zip(first.optimizer.variables, second.optimizer.variables,
+                        strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), err_msg=a.path,
+                                       **(tolerance or TOLERANCE))
+
+
+def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=None,
+                        **options):
+    """Trains both twins and compares losses, weights and slots."""
+    optimizer = optimizer or (lambda: keras.optimizers.Adam(0.01))
+    twins = plain(make), on_mesh(make, axes, mesh)
+    histories = [fit(twin, x, optimizer=optimizer(), **options)
+                 for twin in twins]
+    assert_alike(*histories)
+    assert_same_weights(*twins)
+    return twins[1]
+
+
+def assert_slots_lie_like_weights(model):
+    """Every slot of a weight's shape has the weight's layout."""
+    weights = {w.path.replace("/", "_"): w for w in model.trainable_weights}
+    slots = 0
+    for slot in model.optimizer.variables:
+        for path, weight in weights.items():
+            if path in slot.path and slot.shape == weight.shape:
+                assert axes_of(slot) == axes_of(weight), slot.path
+                slots += 1
+    return slots
