@@ -149,7 +149,8 @@ def test_a_function_takes_tables_as_arguments(values):
             table.numpy() - values,
             np.isin(np.arange(10), [0, 9])[:, None] * np.ones([1, 2]))
         assert len(traces) == num_traces
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Id 10 .* table 'emb'"):
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match="Id 10 .* table 'emb'"):
         step(table, tf.constant([9, 10]))
 
 

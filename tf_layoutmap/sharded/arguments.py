@@ -47,7 +47,8 @@ def check_variables(variables: Any, name: str, axis: int,
     if len({(*v.shape[:axis], *v.shape[axis + 1:]) for v in variables}) > 1:
         raise ValueError(
             "All `variables` must have the same shapes except for the "
-            f"{('first', 'second')[axis]} axis. Received: {[v.shape for v in variables]}{where}")
+            f"{('first', 'second')[axis]} axis. Received: "
+            f"{[v.shape for v in variables]}{where}")
     if len({variable.trainable for variable in variables}) > 1:
         raise ValueError(
             "All `variables` must be trainable, or none. Received: "

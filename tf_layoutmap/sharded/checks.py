@@ -109,6 +109,21 @@ def nan_where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
                     tf.constant(float("nan"), tensor.dtype), tensor)
 
 
+def poison_to_add(outside: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns what to add after `min` and `max`: under XLA these drop NaN.
+
+    Args:
+      outside: Which ids were bad.
+      values: What was scattered.
+
+    Returns:
+      Of the shape of `values`: NaN if any id was bad, else -0, which added
+      to any number changes no bit of it.
+    """
+    return nan_where(tf.reduce_any(outside), tf.fill(
+        tf.shape(values), tf.constant(-0., values.dtype)))
+
+
 def check_shape(shards: Shards, value: tf.Tensor, shape: tf.TensorShape,
                 what: str = "Values") -> None:
     """Refuses `value` if it is known not to have `shape`.

@@ -73,7 +73,7 @@ def scatter_nd(shards: Shards, verb: str, indices: Any, updates: Any,
                 _numbers(shards, flat, depth)))
         for variable, (local, values) in zip(
                 shards.variables, _by_shard(shards, flat, updates)):
-            # TensorFlow's op for no indices wants to know the shape.
+            # XLA compiles no `min` and `max`, which would drop the poison.
             getattr(variable, f"scatter_nd_{verb}")(local, values)
 
 

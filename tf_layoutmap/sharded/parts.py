@@ -79,7 +79,15 @@ def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
 
 def scatter(part: Part, verb: str, ids: tf.Tensor,
             values: tf.Tensor) -> None:
-    """Writes rows of a part; `values` fit `ids`, or are a scalar."""
+    """Writes rows of a part.
+
+    Args:
+      part: The part.
+      verb: One of those of `routing`.
+      ids: Any shape. Where our op does not serve the part, of equal ids only
+        some may be written by `update`, so their values must be equal.
+      values: Fit `ids`, or are a scalar. No integer is divided by 0.
+    """
     if part.is_fused:
         with tf.device(part.shards.variables[0].device):
             _ops.scatter_rows(
@@ -90,17 +98,14 @@ def scatter(part: Part, verb: str, ids: tf.Tensor,
     if values.shape.rank != 0:
         values = tf.reshape(values, tf.concat(
             [tf.shape(flat_ids), part.shards.row_shape], axis=0))
-    if verb == "div" and part.shards.dtype.is_integer:
-        values = checks.check_divisors(part.shards, values)
-        if part.shards.dtype.min < 0:
-            # The lowest number by -1 ends the process in TensorFlow's op.
-            is_minus_one = tf.equal(values, -1)
-            one = tf.ones_like(values)
-            variable.scatter_mul(tf.IndexedSlices(
-                tf.where(is_minus_one, values, one), flat_ids))
-            values = tf.where(is_minus_one, one, values)
-    if verb == "update" and values.shape.rank != 0:
-        values = tf.gather(values, last_of_equal(flat_ids))
+    if (verb == "div" and part.shards.dtype.is_integer
+            and part.shards.dtype.min < 0):
+        # The lowest number by -1 ends the process in TensorFlow's op.
+        is_minus_one = tf.equal(values, tf.cast(-1, values.dtype))
+        one = tf.ones_like(values)
+        variable.scatter_mul(tf.IndexedSlices(
+            tf.where(is_minus_one, values, one), flat_ids))
+        values = tf.where(is_minus_one, one, values)
     getattr(variable, f"scatter_{verb}")(tf.IndexedSlices(values, flat_ids))
 
 

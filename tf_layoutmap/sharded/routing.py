@@ -105,6 +105,7 @@ def scatter(shards: Shards, verb: str, ids: Any, values: Any,
             checks.check_shape(shards, values, shape)
         if _checks_ids_itself(shards):
             return parts.scatter(parts.parts_of(shards)[0], verb, ids, values)
+        outside = None
         if checks.in_xla():
             ids, outside = checks.poison_ids(shards, ids)
             # All of them: the row that was meant is not there to be poisoned.
@@ -121,7 +122,13 @@ def scatter(shards: Shards, verb: str, ids: Any, values: Any,
         if not is_scalar:
             values = tf.reshape(values, tf.concat(
                 [tf.shape(flat_ids), shards.row_shape], axis=0))
+            if verb == "update":
+                values = tf.gather(values, parts.last_of_equal(flat_ids))
         _scatter_checked(shards, verb, flat_ids, values)
+        if (outside is not None and verb in ("min", "max")
+                and shards.dtype.is_floating):
+            _scatter_checked(shards, "add", flat_ids,
+                             checks.poison_to_add(outside, values))
 
 
 def _scatter_checked(shards: Shards, verb: str, flat_ids: tf.Tensor,

@@ -13,6 +13,10 @@ from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.shards import Shards
 
+# A TypeSpec must be made of what TensorFlow can hash, and functions are not:
+# a callable placement is known by its number here.
+_FUNCTIONS: dict[int, Callable] = {}
+
 
 class ShardedVariableSpec(tf.TypeSpec):
     """The type of a `ShardedVariable`: its shards, how they lie, its name.
@@ -59,12 +63,16 @@ class ShardedVariableSpec(tf.TypeSpec):
         return self._placement
 
     def _serialize(self):
-        return (self._name, self._axis, self._placement,
-                *self._variable_specs)
+        placement = self._placement
+        if callable(placement):
+            _FUNCTIONS[id(placement)] = placement
+            placement = id(placement)
+        return self._name, self._axis, placement, *self._variable_specs
 
     @classmethod
     def _deserialize(cls, serialization):
         name, axis, placement, *variable_specs = serialization
+        placement = _FUNCTIONS.get(placement, placement)
         return cls(*variable_specs, name=name, axis=axis, placement=placement)
 
     @property
