@@ -70,25 +70,33 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
 
   // next[chunk * num_shards + s]: first how many of the chunk's ids shard s
   // gets, then the slot of the next one.
-  std::vector<int64_t> next(num_chunks * num_shards);
+  std::vector<int32_t> next(num_chunks * num_shards);
   std::vector<char> bad(num_chunks);
-  parallel_for(num_chunks, cost, [&](int64_t first, int64_t last) {
-    for (int64_t chunk = first; chunk < last; ++chunk) {
-      int64_t* count = &next[chunk * num_shards];
-      for (int64_t i = chunk_begin(chunk); i < chunk_begin(chunk + 1); ++i) {
-        const int64_t row = ids[i];
-        if (static_cast<uint64_t>(row) >= num_rows) {
-          bad[chunk] = 1;
-          break;
-        }
-        ++count[partition.Locate(row).shard];
+  auto for_chunks = [&](const auto& work) {
+    parallel_for(num_chunks, cost, [&](int64_t first, int64_t last) {
+      for (int64_t chunk = first; chunk < last; ++chunk) {
+        partition.WithLocate([&](auto locate) {
+          work(locate, chunk, &next[chunk * num_shards], chunk_begin(chunk),
+               chunk_begin(chunk + 1));
+        });
       }
+    });
+  };
+  for_chunks([&](auto locate, int64_t chunk, int32_t* count, int64_t begin,
+                 int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = ids[i];
+      if (static_cast<uint64_t>(row) >= num_rows) {
+        bad[chunk] = 1;
+        return;
+      }
+      ++count[locate(row).shard];
     }
   });
   if (std::find(bad.begin(), bad.end(), 1) != bad.end()) {
     return OutsideTable(ids, partition.num_rows());
   }
-  int64_t slot = 0;
+  int32_t slot = 0;
   for (int64_t s = 0; s < num_shards; ++s) {
     out.splits[s] = slot;
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
@@ -96,16 +104,17 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
     }
   }
   out.splits[num_shards] = slot;
-  parallel_for(num_chunks, cost, [&](int64_t first, int64_t last) {
-    for (int64_t chunk = first; chunk < last; ++chunk) {
-      int64_t* next_slot = &next[chunk * num_shards];
-      for (int64_t i = chunk_begin(chunk); i < chunk_begin(chunk + 1); ++i) {
-        const RowOwner owner = partition.Locate(ids[i]);
-        const int64_t k = next_slot[owner.shard]++;
-        out.local_rows[k] = static_cast<Tid>(owner.local_row);
-        out.permutation[k] = static_cast<int32_t>(i);
-        out.inverse[i] = static_cast<int32_t>(k);
-      }
+  for_chunks([&](auto locate, int64_t /*chunk*/, int32_t* next_slot,
+                 int64_t begin, int64_t end) {
+    Tid* const local_rows = out.local_rows.data();
+    int32_t* const permutation = out.permutation.data();
+    int32_t* const inverse = out.inverse.data();
+    for (int64_t i = begin; i < end; ++i) {
+      const RowOwner owner = locate(ids[i]);
+      const int32_t k = next_slot[owner.shard]++;
+      local_rows[k] = static_cast<Tid>(owner.local_row);
+      permutation[k] = static_cast<int32_t>(i);
+      inverse[i] = k;
     }
   });
   return Status();

@@ -74,15 +74,13 @@ Status RowPartition::Make(Placement placement, Span<const int64_t> offsets,
   }
   partition->placement_ = placement;
   partition->offsets_.assign(offsets.begin(), offsets.end());
-  partition->block_ = num_rows / num_shards;
-  partition->extra_ = num_rows % num_shards;
-  partition->cut_ = partition->extra_ * (partition->block_ + 1);
-  partition->long_ = Divider(partition->block_ + 1);
+  const int64_t block = num_rows / num_shards;
+  const int64_t extra = num_rows % num_shards;
   // With fewer rows than shards every row is below the cut, and a block of 0
   // is never divided by.
-  partition->short_ = Divider(placement == Placement::kMod
-                                  ? num_shards
-                                  : std::max<int64_t>(partition->block_, 1));
+  partition->blocks_ = {extra * (block + 1), extra, block, Divider(block + 1),
+                        Divider(std::max<int64_t>(block, 1))};
+  partition->round_robin_ = {num_shards, Divider(num_shards)};
   return Status();
 }
 
@@ -97,19 +95,23 @@ template <typename Tid>
 Status AssignPartition(const RowPartition& partition, Span<const Tid> ids,
                        Span<int32_t> shards, Span<Tid> local_rows) {
   assert(shards.size() == ids.size() && local_rows.size() == ids.size());
-  for (int64_t i = 0; i < ids.size(); ++i) {
-    const int64_t row = ids[i];
-    if (row < 0 || row >= partition.num_rows()) {
-      return InvalidArgument("ids[" + std::to_string(i) +
-                             "] = " + std::to_string(row) +
-                             " is outside the table with " +
-                             std::to_string(partition.num_rows()) + " rows");
+  Status status;
+  partition.WithLocate([&](auto locate) {
+    for (int64_t i = 0; i < ids.size(); ++i) {
+      const int64_t row = ids[i];
+      if (row < 0 || row >= partition.num_rows()) {
+        status = InvalidArgument(
+            "ids[" + std::to_string(i) + "] = " + std::to_string(row) +
+            " is outside the table with " +
+            std::to_string(partition.num_rows()) + " rows");
+        return;
+      }
+      const RowOwner owner = locate(row);
+      shards[i] = owner.shard;
+      local_rows[i] = static_cast<Tid>(owner.local_row);
     }
-    const RowOwner owner = partition.Locate(row);
-    shards[i] = owner.shard;
-    local_rows[i] = static_cast<Tid>(owner.local_row);
-  }
-  return Status();
+  });
+  return status;
 }
 
 template Status AssignPartition<int32_t>(const RowPartition&,

@@ -45,6 +45,59 @@ struct RowOwner {
   int64_t local_row;
 };
 
+// `Locate` of one placement, small enough to live in registers: a loop that
+// writes rows through a pointer would have to read a RowPartition's members
+// again for each of them.
+struct LocateInBlocks {
+  RowOwner operator()(int64_t row) const {
+    // Both answers and a selection: a branch on random rows goes wrong.
+    const bool is_long = row < cut;
+    const int64_t first = is_long ? 0 : cut;
+    const int64_t in_long = static_cast<int64_t>(long_blocks(row));
+    const int64_t in_short = static_cast<int64_t>(short_blocks(row - first));
+    const int64_t shard = is_long ? in_long : in_short;
+    const int64_t size = is_long ? block + 1 : block;
+    return {static_cast<int32_t>(shard + (is_long ? 0 : extra)),
+            row - first - shard * size};
+  }
+
+  // Rows below `cut` live in blocks of `block` + 1, `extra` of them; the
+  // others in blocks of `block`.
+  int64_t cut = 0;
+  int64_t extra = 0;
+  int64_t block = 0;
+  Divider long_blocks;
+  Divider short_blocks;
+};
+
+struct LocateRoundRobin {
+  RowOwner operator()(int64_t row) const {
+    const int64_t local = static_cast<int64_t>(by_shards(row));
+    return {static_cast<int32_t>(row - local * num_shards), local};
+  }
+
+  int64_t num_shards = 1;
+  Divider by_shards;
+};
+
+struct LocateByOffsets {
+  RowOwner operator()(int64_t row) const {
+    // The last shard that starts at or before `row` and is not empty: halving
+    // without a branch that the processor would mispredict.
+    const int64_t* first = offsets;
+    int64_t size = num_shards;
+    while (size > 1) {
+      const int64_t half = size / 2;
+      first = first[half] <= row ? first + half : first;
+      size -= half;
+    }
+    return {static_cast<int32_t>(first - offsets), row - *first};
+  }
+
+  const int64_t* offsets;
+  int64_t num_shards;
+};
+
 class RowPartition {
  public:
   // One shard, no rows.
@@ -66,7 +119,20 @@ class RowPartition {
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
   // `row` must be in [0, num_rows()).
-  RowOwner Locate(int64_t row) const;
+  RowOwner Locate(int64_t row) const {
+    assert(row >= 0 && row < num_rows());
+    RowOwner owner;
+    WithLocate([&](auto locate) { owner = locate(row); });
+    return owner;
+  }
+
+  // Calls `work(locate)`, where locate(row) is `Locate(row)`: for loops.
+  template <typename Work>
+  void WithLocate(const Work& work) const {
+    if (placement_ == Placement::kMod) return work(round_robin_);
+    if (placement_ == Placement::kDiv) return work(blocks_);
+    return work(LocateByOffsets{offsets_.data(), num_shards()});
+  }
 
   // The row that `Locate` sends to `owner`.
   int64_t GlobalRow(RowOwner owner) const;
@@ -74,46 +140,9 @@ class RowPartition {
  private:
   Placement placement_ = Placement::kDiv;
   std::vector<int64_t> offsets_;
-  // div: rows below `cut_` live in blocks of `long_`, the others in blocks one
-  // shorter. mod: `short_` divides by the number of shards.
-  int64_t cut_ = 0;
-  int64_t extra_ = 0;
-  int64_t block_ = 0;
-  Divider long_;
-  Divider short_;
+  LocateInBlocks blocks_;
+  LocateRoundRobin round_robin_;
 };
-
-inline RowOwner RowPartition::Locate(int64_t row) const {
-  assert(row >= 0 && row < num_rows());
-  if (offsets_.size() == 2) return {0, row};
-  switch (placement_) {
-    case Placement::kDiv: {
-      if (row < cut_) {
-        const int64_t shard = static_cast<int64_t>(long_(row));
-        return {static_cast<int32_t>(shard), row - shard * (block_ + 1)};
-      }
-      const int64_t shard = static_cast<int64_t>(short_(row - cut_));
-      return {static_cast<int32_t>(extra_ + shard),
-              row - cut_ - shard * block_};
-    }
-    case Placement::kMod: {
-      const int64_t local = static_cast<int64_t>(short_(row));
-      return {static_cast<int32_t>(row - local * num_shards()), local};
-    }
-    case Placement::kOffsets:
-      break;
-  }
-  // The last shard that starts at or before `row` and is not empty: halving
-  // without a branch that the processor would mispredict.
-  const int64_t* first = offsets_.data();
-  int64_t size = num_shards();
-  while (size > 1) {
-    const int64_t half = size / 2;
-    first = first[half] <= row ? first + half : first;
-    size -= half;
-  }
-  return {static_cast<int32_t>(first - offsets_.data()), row - *first};
-}
 
 // shards[i] and local_rows[i] of ids[i]; refused whole if an id is outside.
 template <typename Tid>
