@@ -145,7 +145,8 @@ class Program:
         elif step.startswith("scatter"):
             verb = step.rpartition("_")[2]
             ids = self._ids()
-            shape = ids.shape + twin.shape[1:] if self.rng.random() < 0.8 else ()
+            shape = (ids.shape + twin.shape[1:]
+                     if self.rng.random() < 0.8 else ())
             values = self._values(shape, verb)
             self._call(step, lambda i, v: getattr(table, step)(
                 tf.IndexedSlices(v, i)) is None, ids, values)

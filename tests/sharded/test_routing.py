@@ -91,7 +91,7 @@ def test_reading_a_row_outside_is_refused_by_name(values, sizes, bad_id):
             match=f"Id {bad_id} .* is outside table 'emb' with 10 rows"):
         table.sparse_read([0, bad_id, 3])
     with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=rf"Id {bad_id} \(ids\[1\]\) is outside table .* 10"):
+                       match=rf"Id {bad_id} \(ids\[1\]\) is outside table"):
         tf.function(table.sparse_read)(tf.constant([0, bad_id, 3]))
 
 
@@ -119,7 +119,8 @@ def test_writing_other_shapes_writes_nothing(values, sizes, shape):
         lambda delta: table.scatter_add(
             tf.IndexedSlices(delta, [0, 5, 9])) is None,
         input_signature=[tf.TensorSpec(None, tf.float32)])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="for table 'emb' must"):
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match="for table 'emb' must"):
         unknown(np.ones(shape, np.float32))
     np.testing.assert_array_equal(table.numpy(), values)
 

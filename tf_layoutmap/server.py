@@ -1,0 +1,102 @@
+"""A process of a TensorFlow cluster that knows the ops of this package.
+
+    python -m tf_layoutmap.server --cluster='{"ps": ["host:2222"], ...}' \\
+        --job_name=ps --task_index=0
+
+TensorFlow's own server cannot run an op that its process has not loaded, and
+there is no call to load it from elsewhere. Start parameter servers and workers
+with this module, and it is there.
+"""
+
+import json
+import os
+
+import tensorflow as tf
+from absl import app, flags
+
+# Loads the op library before the server starts.
+from tf_layoutmap import _ops  # noqa: F401
+
+_CLUSTER = flags.DEFINE_string(
+    "cluster", None, "Addresses of all processes as JSON: {job: [host:port]}. "
+    "Default: `cluster` of TF_CONFIG.")
+_JOB_NAME = flags.DEFINE_string(
+    "job_name", None, "Which job this is. Default: that of TF_CONFIG.")
+_TASK_INDEX = flags.DEFINE_integer(
+    "task_index", None, "Which of the job's processes this is. Default: that "
+    "of TF_CONFIG.", lower_bound=0)
+
+
+def read_task(cluster: str | None, job_name: str | None,
+              task_index: int | None, tf_config: str | None,
+              ) -> tuple[dict[str, list[str]], str, int]:
+    """Returns the cluster and which of its processes this is.
+
+    >>> read_task('{"ps": ["a:1", "b:1"]}', "ps", 1, None)
+    ({'ps': ['a:1', 'b:1']}, 'ps', 1)
+
+    Args:
+      cluster: JSON, `{job: [address, ...]}`; None for that of `tf_config`.
+      job_name: None for that of `tf_config`.
+      task_index: None for that of `tf_config`.
+      tf_config: The environment variable TF_CONFIG, JSON; None if unset.
+
+    Raises:
+      ValueError: Something is missing, is no JSON, or is not in the cluster.
+    """
+    config = _read_json("TF_CONFIG", tf_config) if tf_config else {}
+    task = config.get("task", {})
+    jobs = _read_json("cluster", cluster) if cluster else config.get("cluster")
+    job_name = task.get("type") if job_name is None else job_name
+    task_index = task.get("index") if task_index is None else task_index
+    if not isinstance(jobs, dict) or not all(
+            isinstance(addresses, list) and all(
+                isinstance(address, str) for address in addresses)
+            for addresses in jobs.values()):
+        raise ValueError(
+            "Flag `--cluster` (or TF_CONFIG) must be {job: [address, ...]}. "
+            f"Received: {jobs!r}.")
+    if job_name not in jobs:
+        raise ValueError(
+            f"Flag `--job_name` must be one of {sorted(jobs)}. Received: "
+            f"{job_name!r}.")
+    size = len(jobs[job_name])
+    if not isinstance(task_index, int) or not 0 <= task_index < size:
+        raise ValueError(
+            f"Flag `--task_index` must be from 0 to {size - 1} for job "
+            f"{job_name!r}. Received: {task_index!r}.")
+    return jobs, job_name, task_index
+
+
+def _read_json(name: str, text: str) -> dict:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` must be JSON. Received: {text!r} ({error}).") from None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"`{name}` must be a JSON object. Received: {text!r}.")
+    return found
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Flags only. Received: {argv[1:]}.")
+    try:
+        jobs, job_name, task_index = read_task(
+            _CLUSTER.value, _JOB_NAME.value, _TASK_INDEX.value,
+            os.environ.get("TF_CONFIG"))
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(jobs), job_name=job_name, task_index=task_index,
+        protocol="grpc", start=True)
+    print(f"{job_name}:{task_index} serves {server.target}", flush=True)
+    server.join()
+
+
+if __name__ == "__main__":
+    # A worker must wait for parameter servers that start later than it.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    app.run(main)
