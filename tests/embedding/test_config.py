@@ -85,8 +85,6 @@ def test_table_in_place_of_a_feature_is_refused_with_its_path():
 
 
 @pytest.mark.parametrize(("setting", "words"), [
-    ({"quantization_config": tpu.QuantizationConfig(4, 0.0, 1.0)},
-     "quantization_config"),
     ({"layout": "somewhere"}, "layout"),
     ({"dtype": tf.int32}, "float32"),
 ])
@@ -102,6 +100,31 @@ def test_custom_combiner_is_refused():
         read(tpu.FeatureConfig(one))
 
 
-def test_output_shape_is_refused():
+def test_output_shape_takes_the_place_of_a_sequence_length():
+    spec, _ = read(tpu.FeatureConfig(
+        table("x"), output_shape=[None, 3], max_sequence_length=5,
+        validate_weights_and_indices=False))
+    assert spec.features[0] == config.FeatureSpec(
+        "feature", 0, 0, (None, 3), False)
+
+
+@pytest.mark.parametrize("shape", [[], [2, None], [2, 0]])
+def test_output_shape_that_says_too_little_is_refused(shape):
     with pytest.raises(ValueError, match="output_shape"):
-        read(tpu.FeatureConfig(table("x"), output_shape=[8]))
+        read(tpu.FeatureConfig(table("x"), output_shape=shape))
+
+
+def test_quantization_is_read():
+    spec, _ = read(tpu.FeatureConfig(table(
+        "x", quantization_config=tpu.QuantizationConfig(4, -1, 0.5))))
+    assert spec.tables[0].quantization == config.QuantizationSpec(
+        -1.0, 0.5, 4)
+
+
+@pytest.mark.parametrize("settings", [
+    (4, 1.0, 1.0), (4, 0.0, float("inf")), (4, "0", 1.0), (2**24, 0.0, 1.0),
+    (2.5, 0.0, 1.0)])
+def test_quantization_that_makes_no_sense_is_refused(settings):
+    with pytest.raises(ValueError, match=r"QuantizationConfig.*'x'"):
+        read(tpu.FeatureConfig(table(
+            "x", quantization_config=tpu.QuantizationConfig(*settings))))

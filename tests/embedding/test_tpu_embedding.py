@@ -134,7 +134,9 @@ def test_build_refuses_shapes_that_are_none():
     with pytest.raises(ValueError, match="structure of `feature_config`"):
         embedding_of().build({"ads": {}})
     with pytest.raises(ValueError, match="'ads/clicks'"):
-        embedding_of().build(clicks([2, 2, 2]))
+        embedding_of().build(clicks([]))
+    with pytest.raises(ValueError, match="'ads/clicks'"):
+        embedding_of(length=2).build(clicks([2, 2, 2]))
     with pytest.raises(ValueError, match="at least 1"):
         embedding_of().build(per_replica_batch_size=0)
 
@@ -449,8 +451,9 @@ def test_reset_forgets_the_steps_in_flight():
     embedding.enqueue(BATCH)
     embedding.dequeue()
     embedding.reset()
-    assert embedding.stats() == {
-        "pending": [0], "awaiting": [False], "num_updates": 0, "poisoned": ""}
+    stats = embedding.stats()
+    assert (stats["pending"], stats["awaiting"]) == ([0], [False])
+    assert (stats["num_updates"], stats["poisoned"]) == (0, "")
     train(embedding)
     assert rows_of(embedding)[:3] == [1, 0.5, 0]
 
@@ -522,8 +525,9 @@ def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
 
 
 @pytest.mark.parametrize(("options", "error", "words_"), [
-    ({"pipeline_execution_with_tensor_core": True}, NotImplementedError,
+    ({"pipeline_execution_with_tensor_core": 1}, TypeError,
      "pipeline_execution_with_tensor_core"),
+    ({"out_of_range": "wrap"}, ValueError, "`out_of_range` must be one of"),
     ({"partitioner": 3}, TypeError, "`partitioner` must be a callable"),
 ])
 def test_options_that_cannot_be_are_refused(options, error, words_):

@@ -7,12 +7,32 @@ written to, so two embeddings may share them, each with its own optimizer.
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_layoutmap.embedding import optimizers
 
 COMBINERS = ("mean", "sum", "sqrtn")
+
+
+OUT_OF_RANGE = ("error", "drop", "clip")
+
+# From here on float32 does not hold the number of each bucket.
+_MAX_NUM_BUCKETS = 2**23
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizationSpec:
+    """Rows are rounded to `num_buckets` values when they are looked up.
+
+    The values lie equally far apart from `lower` to `upper`, both included.
+    """
+
+    lower: float
+    upper: float
+    num_buckets: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +46,7 @@ class TableSpec:
       combiner: How the ids of a sample merge; one of `COMBINERS`.
       initializer: Callable that gives the starting rows for a shape.
       optimizer: The update rule; None for a table that only serves.
+      quantization: How rows are rounded in a lookup; None for as they are.
     """
 
     name: str
@@ -34,6 +55,7 @@ class TableSpec:
     combiner: str
     initializer: Callable[..., Any]
     optimizer: optimizers.OptimizerSpec | None
+    quantization: QuantizationSpec | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +67,16 @@ class FeatureSpec:
       table: Index of its table.
       max_sequence_length: Positions of a sequence feature; 0 for a feature
         whose ids are combined.
+      output_shape: The activations' shape without `dim`; None to take it
+        from the input.
+      validate: Whether serving checks the ids before it looks them up.
     """
 
     name: str
     table: int
     max_sequence_length: int
+    output_shape: tuple[int | None, ...] | None = None
+    validate: bool = True
 
     @property
     def is_sequence(self) -> bool:
@@ -124,12 +151,19 @@ def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
     name = path or feature.name or "feature"
     output_shape = getattr(feature, "output_shape", None)
     # FeatureConfig keeps an unset shape as a TensorShape of unknown rank.
-    if getattr(output_shape, "rank", None) is not None:
+    if getattr(output_shape, "rank", None) is None:
+        return FeatureSpec(name, table, int(feature.max_sequence_length),
+                           None, feature.validate_weights_and_indices)
+    shape = tuple(output_shape.as_list())
+    if not shape or None in shape[1:] or 0 in shape[1:]:
         raise ValueError(
-            "The host engine does not support `output_shape` of a "
-            "FeatureConfig yet; leave it out. Received: output_shape="
-            f"{output_shape} (feature {name!r}).")
-    return FeatureSpec(name, table, int(feature.max_sequence_length))
+            "`output_shape` of a FeatureConfig must have at least one "
+            "dimension, and only the first may be unknown. Received: "
+            f"output_shape={output_shape} (feature {name!r}).")
+    # A shape says where each id goes, as TensorFlow has it: ragged ids of
+    # fewer samples are spread over it, without `max_sequence_length`.
+    return FeatureSpec(name, table, 0, shape,
+                       feature.validate_weights_and_indices)
 
 
 def _read_table(config: Any, index: int, optimizer: Any) -> TableSpec:
@@ -139,12 +173,11 @@ def _read_table(config: Any, index: int, optimizer: Any) -> TableSpec:
         raise ValueError(
             "The name of a TableConfig must be a non-empty string. "
             f"Received: name={name!r}.")
-    for setting in ("quantization_config", "layout"):
-        value = getattr(config, setting, None)
-        if value is not None:
-            raise ValueError(
-                f"The host engine does not support `{setting}` of a "
-                f"TableConfig yet; leave it out. Received: {value!r} {where}.")
+    if getattr(config, "layout", None) is not None:
+        raise ValueError(
+            "The host engine does not support `layout` of a TableConfig, "
+            "which divides a table over SparseCores; leave it out. Received: "
+            f"{config.layout!r} {where}.")
     if getattr(config, "dtype", "float32") != "float32":
         raise ValueError(
             "A table of the host engine must be float32. "
@@ -158,7 +191,27 @@ def _read_table(config: Any, index: int, optimizer: Any) -> TableSpec:
         name=name, num_rows=int(config.vocabulary_size), dim=int(config.dim),
         combiner=config.combiner, initializer=config.initializer,
         optimizer=optimizers.read_optimizer(
-            optimizer if own is None else own, table=name))
+            optimizer if own is None else own, table=name),
+        quantization=_read_quantization(
+            getattr(config, "quantization_config", None), where))
+
+
+def _read_quantization(quantization: Any, where: str):
+    if quantization is None:
+        return None
+    limits = quantization.lower, quantization.upper
+    if not all(isinstance(one, numbers.Real) and math.isfinite(one)
+               for one in limits) or not limits[0] < limits[1]:
+        raise ValueError(
+            "The limits of a QuantizationConfig must be finite, `lower` below "
+            f"`upper`. Received: {quantization!r} {where}.")
+    num_buckets = quantization.num_buckets
+    if not isinstance(num_buckets, int) or not (
+            2 <= num_buckets <= _MAX_NUM_BUCKETS):
+        raise ValueError(
+            "`num_buckets` of a QuantizationConfig must be an int in [2, "
+            f"{_MAX_NUM_BUCKETS}]. Received: {quantization!r} {where}.")
+    return QuantizationSpec(float(limits[0]), float(limits[1]), num_buckets)
 
 
 def _check_unique_names(tables: Sequence[TableSpec]):

@@ -10,6 +10,10 @@ import tensorflow as tf
 from tf_layoutmap import _ops
 from tf_layoutmap.embedding import config, ragged_ids, tables
 
+# What the engine counts of each feature, in its order.
+_FEATURE_COUNTS = (
+    "num_samples", "num_ids", "num_dropped", "num_clipped", "num_truncated")
+
 
 class HostEngine:
     """The steps in flight of one embedding.
@@ -21,6 +25,7 @@ class HostEngine:
     def __init__(
         self, spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]], *, num_replicas: int,
+        is_pipelined: bool = False, out_of_range: str = "error",
     ):
         """Creates the engine, eagerly, on the host.
 
@@ -28,8 +33,12 @@ class HostEngine:
           spec: Tables and features.
           variables: What `tables.create_tables` made of the spec.
           num_replicas: Replicas that take part in each step.
+          is_pipelined: Whether each update waits for the next step's lookup.
+          out_of_range: What becomes of ids that are no row of their table;
+            one of `config.OUT_OF_RANGE`.
         """
         self._spec = spec
+        self.is_pipelined = is_pipelined
         self._num_replicas = num_replicas
         # Only variables are kept: their handles are taken at each call, so
         # that a function being traced captures them.
@@ -62,7 +71,9 @@ class HostEngine:
                 feature_combiners=[
                     spec.table_of(one).combiner for one in spec.features],
                 feature_max_sequence_lengths=[
-                    one.max_sequence_length for one in spec.features])
+                    one.max_sequence_length for one in spec.features],
+                pipelined=is_pipelined, out_of_range=out_of_range,
+                **_quantization(spec.tables))
 
     def enqueue(
         self, replica: int, training: Any,
@@ -83,6 +94,9 @@ class HostEngine:
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
+        if self.is_pipelined:
+            # A forward-only step sees all updates; one that trains does not.
+            self.land(replica, always=False)
         with tf.device(self._handle.device):
             return _ops.dequeue_step(
                 engine=self._handle,
@@ -114,6 +128,19 @@ class HostEngine:
                 shards=_handles(self._shards),
                 slots=_handles(self._slots))
 
+    def land(self, replica: int = 0, *, always: bool = True):
+        """Lands the update that pipelining holds back, if there is one.
+
+        Args:
+          replica: Who asks.
+          always: False: only before a forward-only step of that replica.
+        """
+        with tf.device(self._handle.device):
+            return _ops.land_update(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                shards=_handles(self._shards), slots=_handles(self._slots),
+                always=always)
+
     def reset(self):
         """Forgets every step in flight."""
         with tf.device(self._handle.device):
@@ -128,7 +155,28 @@ class HostEngine:
             "awaiting": found.awaiting.numpy().tolist(),
             "num_updates": int(found.num_updates),
             "poisoned": found.poisoned.numpy().decode(),
+            "held": bool(found.held),
+            "features": {
+                feature.name: dict(zip(_FEATURE_COUNTS, counts))
+                for feature, counts in zip(
+                    self._spec.features, found.feature_counts.numpy().tolist())
+            },
+            "tables": {
+                table.name: self._describe_table(table, *counts)
+                for table, counts in zip(
+                    self._spec.tables, found.table_counts.numpy().tolist())},
         }
+
+    def _describe_table(self, table, num_lookups, num_unique_rows):
+        num_bytes = 4 * table.num_rows * table.dim
+        num_slots = len(table.optimizer.slots) if table.optimizer else 0
+        return {
+            "num_bytes": num_bytes,
+            "num_slot_bytes": num_bytes * num_slots,
+            "num_lookups": num_lookups,
+            "num_unique_rows": num_unique_rows,
+            "unique_ratio": (
+                num_unique_rows / num_lookups if num_lookups else None)}
 
 
 def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
@@ -140,3 +188,14 @@ def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
 
 def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     return [variable.handle for variable in variables]
+
+
+def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
+    """The attrs that say how rows are rounded, 0 buckets where they are not."""
+    if all(one.quantization is None for one in specs):
+        return {}
+    found = [one.quantization or config.QuantizationSpec(0.0, 0.0, 0)
+             for one in specs]
+    return {"table_num_buckets": [one.num_buckets for one in found],
+            "table_limits": [limit for one in found
+                             for limit in (one.lower, one.upper)]}

@@ -9,6 +9,7 @@ and splits are validated by the engine, in the one place that does so.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,12 +32,16 @@ class FeatureIds:
         a sparse tensor, or `[0]` for a dense input.
       num_samples: int64 scalar tensor or a Python int.
       weights: `[num_ids]` float32, or `[0]` for 1 each.
+      inner_shape: Into which sizes samples are divided after the first
+        dimension: `[B]` samples have none, those of `[A, B, C]` have
+        `(B, C)`. None in it where the size is only known at run time.
     """
 
     ids: tf.Tensor
     splits: tf.Tensor
     num_samples: Any
     weights: tf.Tensor
+    inner_shape: tuple[int | None, ...] = ()
 
     @property
     def static_num_samples(self) -> int | None:
@@ -51,8 +56,9 @@ def read_feature(
 
     Args:
       feature: Whose input it is.
-      value: Ids: a `tf.Tensor` `[num_samples]` or `[num_samples, ids per
-        sample]`, or a `tf.SparseTensor` or `tf.RaggedTensor` of rank 2.
+      value: Ids: a `tf.Tensor` `[num_samples]` or `[..., ids per sample]`, a
+        `tf.SparseTensor` of rank 2 or more, whose last dimension is combined
+        too, or a `tf.RaggedTensor` of rank 2.
       weight: None, or the factors of the ids in the same form.
 
     Returns:
@@ -95,22 +101,28 @@ def _read_dense(feature, value, weight) -> FeatureIds:
     _check_id_type(feature, value.dtype)
     # The last dimension is always the one that is reduced, so [B, K] has K
     # ids per sample and [B, 1] is the same as [B].
-    if value.shape.rank not in (1, 2):
+    if not value.shape.rank:
         raise ValueError(
             f"Dense input {feature.name!r} must be of shape [num_samples] or "
-            "[num_samples, ids per sample]. Received: shape "
+            "[..., ids per sample]. Received: shape "
             f"{value.shape}.")
+    sizes = [_dimension(value, axis)
+             for axis in range(max(value.shape.rank - 1, 1))]
+    _check_rank(feature, len(sizes) + 1)
     return FeatureIds(
         ids=tf.reshape(value, [-1]), splits=tf.zeros([0], tf.int64),
-        num_samples=_dimension(value, 0), weights=_no_weights())
+        num_samples=_product(sizes), weights=_no_weights(),
+        inner_shape=_inner_shape(sizes))
 
 
 def _read_sparse(feature, value, weight) -> FeatureIds:
     _check_id_type(feature, value.dtype)
-    if value.shape.rank not in (2, None):
+    rank = value.shape.rank or 2
+    if rank < 2:
         raise ValueError(
-            f"Sparse input {feature.name!r} must be of rank 2, [num_samples, "
+            f"Sparse input {feature.name!r} must be of rank 2 or more, [..., "
             f"ids per sample]. Received: shape {value.shape}.")
+    _check_rank(feature, rank)
     indices = value.indices
     if feature.is_sequence:
         indices = _without_holes(feature, indices)
@@ -119,11 +131,28 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
         _check_weight_type(feature, value, weight, tf.SparseTensor)
         weights = _weight_values(feature, value.values, weight.values)
         indices = _same_places(feature, "indices", indices, weight.indices)
-    num_samples = value.shape[0] if value.shape.rank == 2 else None
-    if num_samples is None:
-        num_samples = value.dense_shape[0]
+    sizes = [
+        value.dense_shape[axis] if value.shape.rank is None
+        or value.shape[axis] is None else value.shape[axis]
+        for axis in range(rank - 1)]
+    if rank > 2:
+        indices = _flat_samples(feature, indices, sizes)
     return FeatureIds(ids=value.values, splits=indices,
-                      num_samples=num_samples, weights=weights)
+                      num_samples=_product(sizes), weights=weights,
+                      inner_shape=_inner_shape(sizes))
+
+
+def _flat_samples(feature, indices, sizes):
+    """Indices `[num_ids, 2]` of the samples numbered through all axes."""
+    outside = tf.debugging.assert_less(
+        indices[:, :-1], tf.stack([tf.cast(size, tf.int64) for size in sizes]),
+        f"The indices of sparse input {feature.name!r} must be inside its "
+        "shape.")
+    with tf.control_dependencies(_ops_only([outside])):
+        samples = indices[:, 0]
+    for axis, size in enumerate(sizes[1:], 1):
+        samples = samples * tf.cast(size, tf.int64) + indices[:, axis]
+    return tf.stack([samples, indices[:, -1]], axis=1)
 
 
 def _read_ragged(feature, value, weight) -> FeatureIds:
@@ -141,12 +170,82 @@ def _read_ragged(feature, value, weight) -> FeatureIds:
             feature, "row_splits", row_splits, weight.row_splits)
     row_splits = tf.cast(row_splits, tf.int64)
     num_samples = _dimension(row_splits, 0) - 1
-    return FeatureIds(ids=value.values, splits=row_splits,
-                      num_samples=num_samples, weights=weights)
+    found = FeatureIds(ids=value.values, splits=row_splits,
+                       num_samples=num_samples, weights=weights)
+    if feature.output_shape is None or len(feature.output_shape) == 1:
+        return found
+    return _reshape_ragged(feature, found)
+
+
+def _reshape_ragged(feature, found: FeatureIds) -> FeatureIds:
+    """Lays samples out over an output shape of more than one dimension.
+
+    As TensorFlow has it: as many samples as the shape has places fill them,
+    in order; fewer samples are sequences, cut or filled to the places that
+    there are for each.
+    """
+    shape, given = feature.output_shape, found.static_num_samples
+    if None in shape or given is None:
+        raise ValueError(
+            f"Ragged input {feature.name!r} with an output_shape of several "
+            "dimensions must have sizes that are known while tracing. "
+            f"Received: output_shape={shape}, {given} samples.")
+    places = math.prod(shape)
+    found.inner_shape = tuple(shape[1:])
+    if given == places:
+        return found
+    if given < 1 or places % given:
+        raise ValueError(
+            f"Ragged input {feature.name!r} must have a number of samples that "
+            f"divides the {places} places of output_shape={shape}. Received: "
+            f"{given} samples.")
+    if found.weights.shape[0] != 0:
+        raise ValueError(
+            f"Weight specified for feature {feature.name!r}, whose samples are "
+            f"sequences of output_shape={shape}: no combiner would use it; "
+            "pass None.")
+    length = places // given
+    samples = tf.repeat(tf.range(given, dtype=tf.int64),
+                        found.splits[1:] - found.splits[:-1])
+    positions = tf.range(tf.size(samples, tf.int64), dtype=tf.int64)
+    positions -= tf.gather(found.splits, samples)
+    kept = tf.where(positions < length)[:, 0]
+    # The engine sees bad splits no more, so they are checked before.
+    check = tf.debugging.assert_equal(
+        tf.stack([found.splits[0], tf.size(samples, tf.int64)]),
+        tf.stack([tf.constant(0, tf.int64), tf.size(found.ids, tf.int64)]),
+        f"Feature {feature.name!r}: row_splits must start with 0 and end with "
+        "the number of ids.")
+    with tf.control_dependencies(_ops_only([check])):
+        kept = tf.identity(kept)
+    output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
+    found.ids = tf.gather(found.ids, kept)
+    found.splits = tf.stack([output, tf.zeros_like(output)], axis=1)
+    found.num_samples = places
+    return found
 
 
 def _no_weights() -> tf.Tensor:
     return tf.zeros([0], tf.float32)
+
+
+def _product(sizes: Sequence[Any]):
+    """The product of sizes: an int if all are, else a scalar tensor."""
+    if all(isinstance(size, int) for size in sizes):
+        return math.prod(sizes)
+    return tf.reduce_prod(tf.stack([tf.cast(one, tf.int64) for one in sizes]))
+
+
+def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
+    return tuple(size if isinstance(size, int) else None for size in sizes[1:])
+
+
+def _check_rank(feature, rank: int):
+    if rank > 2 and feature.is_sequence:
+        raise ValueError(
+            f"Input {feature.name!r} of a sequence feature must be of rank 2; "
+            "leave max_sequence_length out for more dimensions. Received: rank "
+            f"{rank}.")
 
 
 def _dimension(tensor: tf.Tensor, axis: int):

@@ -36,8 +36,8 @@ def serving_embedding_lookup(
     [[2.0, 2.0], [0.0, 0.0]]
 
     Args:
-      inputs: Nested structure of `tf.Tensor` `[num_samples]` or
-        `[num_samples, ids per sample]`, `tf.SparseTensor` or
+      inputs: Nested structure of `tf.Tensor` `[num_samples]` or `[..., ids
+        per sample]`, `tf.SparseTensor` of rank 2 or more or
         `tf.RaggedTensor` of rank 2, all of integers. It may hold a part of
         the features only.
       weights: None, or the same structure with None, or float weights of the
@@ -50,7 +50,9 @@ def serving_embedding_lookup(
       The structure of `inputs` with float32 activations: `[num_samples, dim]`,
       or `[num_samples, max_sequence_length, dim]` of a sequence feature.
       Samples without ids, and positions without one, are zeros. An id
-      outside its table is an `InvalidArgumentError` that names the feature.
+      outside its table is an `InvalidArgumentError` that names the feature;
+      a feature with `validate_weights_and_indices=False` leaves that to
+      TensorFlow's gather, which names nothing and on a GPU gives zeros.
 
     Raises:
       TypeError: If ids are not integers or the structures differ in types.
@@ -105,7 +107,9 @@ def _lookup(feature, table, rows, value, weight):
             f"Table {table.name!r} must be of shape "
             f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
             f"{feature.name!r}).")
-    ids = _checked_ids(feature, table, tf.cast(found.ids, tf.int64))
+    ids = tf.cast(found.ids, tf.int64)
+    if feature.validate:
+        ids = _checked_ids(feature, table, ids)
     num_samples = tf.cast(found.num_samples, tf.int64)
     samples = _samples_of(feature, found, ids, num_samples)
     if feature.is_sequence:
@@ -117,7 +121,39 @@ def _lookup(feature, table, rows, value, weight):
             table, rows, ids, samples, num_samples,
             found.weights if weight is not None else None)
         shape = [found.static_num_samples]
+    if found.inner_shape:
+        return _in_shape(feature, table, found, activations)
     return tf.ensure_shape(activations, [*shape, table.dim])
+
+
+def _in_shape(feature, table, found, activations):
+    """Divides the samples into the dimensions they came in."""
+    if None in found.inner_shape:
+        raise ValueError(
+            f"Input {feature.name!r} must have sizes that are known while "
+            "tracing, but for the first and the last. Received: "
+            f"{list(found.inner_shape)} between them.")
+    shape = [-1, *found.inner_shape, table.dim]
+    activations = tf.reshape(activations, shape)
+    if feature.output_shape is None:
+        return activations
+    return tf.ensure_shape(activations, [*feature.output_shape, table.dim])
+
+
+def _gather(table, rows, ids):
+    """The rows of ids, rounded where the table is quantized."""
+    found = tf.gather(rows, ids)
+    quantization = table.quantization
+    if quantization is None:
+        return found
+    # In float32 throughout, as the engine does it.
+    lower = tf.constant(quantization.lower, tf.float32)
+    upper = tf.constant(quantization.upper, tf.float32)
+    quantum = (upper - lower) / tf.cast(
+        quantization.num_buckets - 1, tf.float32)
+    clipped = tf.clip_by_value(found, lower, upper)
+    bucket = tf.floor((clipped - lower) / quantum + 0.5)
+    return bucket * quantum + lower
 
 
 def _checked_ids(feature, table, ids):
@@ -154,7 +190,7 @@ def _samples_of(feature, found, ids, num_samples):
 
 def _combine(table, rows, ids, samples, num_samples, weights):
     """Sum of gain times row over the ids of each sample."""
-    found = tf.gather(rows, ids)
+    found = _gather(table, rows, ids)
     if weights is None and table.combiner == "sum":
         return tf.math.unsorted_segment_sum(found, samples, num_samples)
     if weights is None:
@@ -181,4 +217,5 @@ def _place_in_sequence(feature, table, rows, ids, samples, num_samples):
     shape = tf.stack([num_samples,
                       tf.constant(feature.max_sequence_length, tf.int64),
                       tf.constant(table.dim, tf.int64)])
-    return tf.scatter_nd(places, tf.gather(rows, tf.gather(ids, kept)), shape)
+    return tf.scatter_nd(
+        places, _gather(table, rows, tf.gather(ids, kept)), shape)

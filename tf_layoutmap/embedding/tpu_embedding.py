@@ -16,6 +16,7 @@ from tf_layoutmap.embedding import (
     replicas,
     restore_check,
     serving,
+    step_modes,
     step_shapes,
     structure,
     tables,
@@ -35,6 +36,9 @@ class _State:
     partitioner: tables.Partitioner | None
     replicas: replicas.Replicas
     shapes: step_shapes.StepShapes
+    modes: step_modes.StepModes
+    is_pipelined: bool
+    out_of_range: str
     engine: host_engine.HostEngine | None = None
 
 
@@ -76,6 +80,7 @@ class TPUEmbedding(tf.Module):
         self, feature_config: Any, optimizer: Any,
         pipeline_execution_with_tensor_core: bool = False, *,
         partitioner: tables.Partitioner | None = None,
+        out_of_range: str = "error",
     ):
         """Reads the configuration; variables are created by `build`.
 
@@ -86,9 +91,15 @@ class TPUEmbedding(tf.Module):
           optimizer: An optimizer of `tf.tpu.experimental.embedding` (`SGD`,
             `Adagrad`, `AdagradMomentum`, `Adam`, `FTRL`), for tables that
             bring none; None for tables that only serve.
-          pipeline_execution_with_tensor_core: Not supported yet.
+          pipeline_execution_with_tensor_core: Whether lookups are one step
+            old, as on a TPU whose two kinds of core work at the same time: a
+            step sees the updates of all steps but the last. `flush` lands
+            that one.
           partitioner: Cuts tables into shards, as
             `tf_layoutmap.partition.FixedShardsPartitioner(num_shards=3)`.
+          out_of_range: What becomes of an id that is no row of its table:
+            `"error"`, `"drop"` (as if it were not there) or `"clip"` (the
+            nearest row). `stats` counts them.
 
         Raises:
           TypeError: If `feature_config` holds something else.
@@ -97,10 +108,14 @@ class TPUEmbedding(tf.Module):
           NotImplementedError: If the strategy in scope is not supported.
         """
         super().__init__()
-        if pipeline_execution_with_tensor_core:
-            raise NotImplementedError(
-                "The host engine does not support "
-                "`pipeline_execution_with_tensor_core` yet; it must be False.")
+        if not isinstance(pipeline_execution_with_tensor_core, bool):
+            raise TypeError(
+                "Argument `pipeline_execution_with_tensor_core` must be a "
+                f"bool. Received: {pipeline_execution_with_tensor_core!r}.")
+        if out_of_range not in config.OUT_OF_RANGE:
+            raise ValueError(
+                "Argument `out_of_range` must be one of "
+                f"{config.OUT_OF_RANGE}. Received: {out_of_range!r}.")
         if partitioner is not None and not callable(partitioner):
             raise TypeError(
                 "Argument `partitioner` must be a callable of `shape` and "
@@ -110,7 +125,9 @@ class TPUEmbedding(tf.Module):
         # A plain object: tf.Module would track, and save, a dict or a list.
         self._state = _State(
             feature_config, spec, table_configs, partitioner,
-            replicas.Replicas(), step_shapes.StepShapes(spec))
+            replicas.Replicas(), step_shapes.StepShapes(spec),
+            step_modes.StepModes(), pipeline_execution_with_tensor_core,
+            out_of_range)
 
     @_as_written
     def build(self, per_replica_input_shapes: Any = None,
@@ -123,7 +140,7 @@ class TPUEmbedding(tf.Module):
         Args:
           per_replica_input_shapes: None, the batch size of every feature, or
             the structure of `feature_config` with the shape of each input,
-            `[num_samples]` or `[num_samples, ids per sample]`.
+            `[num_samples]` or `[..., ids per sample]`.
           per_replica_batch_size: The batch size of every feature.
 
         Raises:
@@ -151,7 +168,9 @@ class TPUEmbedding(tf.Module):
                 state.spec, state.partitioner)
             state.engine = host_engine.HostEngine(
                 state.spec, self._variables,
-                num_replicas=state.replicas.num_replicas)
+                num_replicas=state.replicas.num_replicas,
+                is_pipelined=state.is_pipelined,
+                out_of_range=state.out_of_range)
 
     @_as_written
     def enqueue(
@@ -165,14 +184,16 @@ class TPUEmbedding(tf.Module):
 
         Args:
           features: Structure of `feature_config`. Each leaf is a `tf.Tensor`
-            `[num_samples]` or `[num_samples, ids per sample]`, or a
-            `tf.SparseTensor` (row-major) or `tf.RaggedTensor` of rank 2, of
-            integers.
+            `[num_samples]` or `[..., ids per sample]`, a `tf.SparseTensor`
+            (row-major) of rank 2 or more, or a `tf.RaggedTensor` of rank 2,
+            of integers. Forms and batch sizes may differ.
           weights: None, or the same structure with None or the factors of the
             ids, in the sparse or ragged form of the ids.
           training: Bool or scalar bool tensor. False: forward only, nothing
-            to apply.
-          name: Ignored; steps pair by their order.
+            to apply. A `tf.function` that enqueues and dequeues under one
+            `name` and never applies under it is forward-only anyway.
+          name: Which calls of a `tf.function` belong together. Steps pair by
+            their order.
           device: A device of the strategy, as `"/device:CPU:1"`.
 
         Raises:
@@ -184,7 +205,6 @@ class TPUEmbedding(tf.Module):
             it names feature, sample, id and table.
           tf.errors.FailedPreconditionError: If too many steps are pending.
         """
-        del name
         _check_not_exported("enqueue")
         state = self._state
         replica = state.replicas.current()
@@ -206,6 +226,7 @@ class TPUEmbedding(tf.Module):
         steps = [(replica, self._read_features(features, weights))
                  for replica, features, weights in steps]
         self.build()
+        training = state.modes.enqueued(name, training)
         for replica, inputs in steps:
             state.engine.enqueue(replica, training, inputs)
 
@@ -214,12 +235,13 @@ class TPUEmbedding(tf.Module):
         """Returns the activations of the oldest step enqueued.
 
         Args:
-          name: Ignored; steps pair by their order.
+          name: That of its `enqueue`.
 
         Returns:
           Structure of `feature_config` with float32 tensors: `[num_samples,
-          dim]`, or `[num_samples, max_sequence_length, dim]` of a sequence
-          feature. A sample without ids is zeros.
+          dim]`, `[*output_shape, dim]`, or `[num_samples,
+          max_sequence_length, dim]` of a sequence feature. A sample without
+          ids is zeros.
 
         Raises:
           RuntimeError: If not built, or outside `strategy.run` with several
@@ -227,12 +249,12 @@ class TPUEmbedding(tf.Module):
           tf.errors.FailedPreconditionError: If no step is enqueued, or the
             step before still waits for its gradients.
         """
-        del name
         state = self._state
         self._check_built("dequeue")
         replica = state.replicas.require_current("dequeue")
+        state.modes.dequeued(name)
         activations = [
-            tf.ensure_shape(one, state.shapes.activation_shape(index))
+            state.shapes.shape_activations(index, one)
             for index, one in enumerate(state.engine.dequeue(replica))]
         state.shapes.note_dequeued(replica, activations)
         return tf.nest.pack_sequence_as(state.feature_config, activations)
@@ -248,35 +270,37 @@ class TPUEmbedding(tf.Module):
           gradients: Structure of `feature_config` with the gradient of each
             activation, float32 and of its shape. None counts as zeros, with
             a warning.
-          name: Ignored; steps pair by their order.
+          name: That of the step's `enqueue`.
 
         Raises:
           TypeError: If the structure differs in types.
           ValueError: If the structure differs in size, or a gradient is no
             tensor or of another type or shape.
           RuntimeError: If not built, a table has no optimizer, or outside
-            `strategy.run` with several replicas.
+            `strategy.run` with several replicas; or while a function is
+            traced that enqueues under this name with `training=False`.
           tf.errors.FailedPreconditionError: If no step was dequeued, or it
             was enqueued with `training=False`.
           tf.errors.InvalidArgumentError: If a learning rate is negative or
             not finite; it names the table.
         """
-        del name
         state = self._state
         self._check_built("apply_gradients")
         self._check_optimizers("apply_gradients")
         structure.check_same(
             gradients, "gradients", state.feature_config, "feature_config")
         replica = state.replicas.require_current("apply_gradients")
+        state.modes.applied(name)
         flat = []
         for index, gradient in enumerate(tf.nest.flatten(gradients)):
             feature = state.spec.features[index]
             if gradient is None:
-                flat.append(gradient_checks.zero_gradient(
-                    feature, state.shapes.dequeued_shape(replica, index)))
+                gradient = gradient_checks.zero_gradient(
+                    feature, state.shapes.dequeued_shape(replica, index))
             else:
-                flat.append(gradient_checks.read_gradient(
-                    feature, gradient, state.shapes.activation_shape(index)))
+                gradient = gradient_checks.read_gradient(
+                    feature, gradient, state.shapes.activation_shape(index))
+            flat.append(state.shapes.flatten_gradient(index, gradient))
         state.engine.apply(
             replica, flat, gradient_checks.hyperparameters(state.spec.tables))
 
@@ -284,9 +308,11 @@ class TPUEmbedding(tf.Module):
     def embedding_tables(self) -> dict[Any, Any]:
         """From each `TableConfig` to its rows, `[num_rows, dim]` float32.
 
-        A `tf.Variable`, or a `ShardedVariable` of a table in shards.
+        A `tf.Variable`, or a `ShardedVariable` of a table in shards. Outside
+        of `tf.function` a pipelined update lands first.
         """
         self.build()
+        self._flush_eagerly()
         return {one: self._variables[spec.name][tables.PARAMETERS]
                 for one, spec in self._tables()}
 
@@ -294,6 +320,7 @@ class TPUEmbedding(tf.Module):
     def slot_variables(self) -> dict[Any, dict[str, Any]]:
         """From each `TableConfig` to its slot variables by name."""
         self.build()
+        self._flush_eagerly()
         return {one: {name: slot
                       for name, slot in self._variables[spec.name].items()
                       if name != tables.PARAMETERS}
@@ -308,9 +335,24 @@ class TPUEmbedding(tf.Module):
             self._state.feature_config)
 
     @_as_written
+    def flush(self):
+        """Lands the update that pipelining still holds back, if any.
+
+        Reading `embedding_tables` outside of `tf.function`, saving, restoring
+        and forward-only steps do so by themselves.
+        """
+        self._check_built("flush")
+        if self._state.is_pipelined:
+            self._state.engine.land()
+
+    @_as_written
     def reset(self):
-        """Forgets every step in flight, as after an interrupted one."""
+        """Forgets every step in flight, as after an interrupted one.
+
+        A step that was applied is none of them: pipelined, it lands first.
+        """
         self._check_built("reset")
+        self.flush()
         self._state.engine.reset()
 
     def stats(self) -> dict[str, Any]:
@@ -319,12 +361,31 @@ class TPUEmbedding(tf.Module):
         Returns:
           `pending`: steps that wait for a dequeue, by replica; `awaiting`:
           whether a dequeued one waits for gradients, by replica; `num_updates`:
-          steps applied; `poisoned`: why a reset is needed, or empty.
+          updates made; `poisoned`: why a reset is needed, or empty; `held`:
+          whether a pipelined update waits to land. `features`: by name, of
+          all steps, `num_samples`, `num_ids` and of these `num_dropped`,
+          `num_clipped` and `num_truncated` behind a sequence's last position.
+          `tables`: by name, `num_bytes`, `num_slot_bytes`, and of all
+          training steps `num_lookups`, `num_unique_rows` and their
+          `unique_ratio`.
         """
         self._check_built("stats")
         if not tf.executing_eagerly():
             raise RuntimeError("`stats` must be called outside tf.function.")
         return self._state.engine.describe()
+
+    def _flush_eagerly(self):
+        # While a function is traced its reads see what has landed by then;
+        # and one that is exported must not hold an op of ours.
+        state = self._state
+        if state.is_pipelined and state.engine and tf.executing_eagerly():
+            state.engine.land()
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        # Whatever is saved asks for this first.
+        if hasattr(self, "_state"):
+            self._flush_eagerly()
+        return super()._trackable_children(save_type, **kwargs)
 
     def _tables(self):
         return zip(self._state.table_configs, self._state.spec.tables)
@@ -376,6 +437,7 @@ class TPUEmbedding(tf.Module):
         # old ones.
         if self._state.engine is None:
             return None
+        self._flush_eagerly()
         found = self._state.engine.describe()
         if any(found["pending"]) or any(found["awaiting"]):
             raise RuntimeError(

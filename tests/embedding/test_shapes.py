@@ -1,0 +1,203 @@
+"""Inputs and activations of more dimensions than one of samples."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+Invalid = tf.errors.InvalidArgumentError
+
+ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
+
+
+def embedding_of(shape=None, *, length=0, combiner="sum"):
+    return tlm.TPUEmbedding(
+        tpu.FeatureConfig(tpu.TableConfig(
+            10, 2, lambda shape: tf.constant(ROWS), tpu.SGD(1.0), combiner,
+            "words"), output_shape=shape, max_sequence_length=length), None)
+
+
+def look_up(embedding, value, weights=None):
+    """By the engine, and the same by serving."""
+    embedding.enqueue(value, weights, training=False)
+    found = embedding.dequeue()
+    np.testing.assert_array_equal(embedding(value, weights), found)
+    return found.numpy()
+
+
+def ids_of(*shape):
+    return np.random.default_rng(1).integers(0, 10, shape)
+
+
+def test_dense_samples_keep_their_dimensions():
+    ids = ids_of(4, 3, 1)
+    np.testing.assert_array_equal(
+        look_up(embedding_of(), ids), ROWS[ids[..., 0]])
+    ids = ids_of(2, 3, 2, 5)
+    np.testing.assert_array_equal(
+        look_up(embedding_of(), ids), ROWS[ids].sum(axis=-2))
+
+
+def test_sparse_samples_keep_their_dimensions():
+    dense = ids_of(4, 3, 5)
+    dense[dense < 4] = 0
+    expected = ROWS[dense].sum(axis=-2) - (
+        (dense == 0).sum(axis=-1, keepdims=True) * ROWS[0])
+    found = look_up(embedding_of(), tf.sparse.from_dense(dense))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_sparse_samples_have_weights_in_every_dimension():
+    ids = tf.sparse.from_dense([[[1, 2], [3, 0]], [[0, 0], [4, 4]]])
+    weights = ids.with_values(tf.constant([1.0, 2.0, 3.0, 4.0, 5.0]))
+    found = look_up(embedding_of(), ids, weights)
+    np.testing.assert_array_equal(found, [
+        [ROWS[1] + 2 * ROWS[2], 3 * ROWS[3]], [[0, 0], 9 * ROWS[4]]])
+
+
+def test_ragged_samples_fill_the_places_of_an_output_shape():
+    ids = tf.ragged.constant([[1], [2, 3], [], [4]])
+    found = look_up(embedding_of([2, 2]), ids)
+    np.testing.assert_array_equal(
+        found, [[ROWS[1], ROWS[2] + ROWS[3]], [[0, 0], ROWS[4]]])
+
+
+def test_fewer_ragged_samples_are_sequences():
+    ids = tf.ragged.constant([[1], [2, 3, 4], []])
+    found = look_up(embedding_of([3, 2], combiner="mean"), ids)
+    np.testing.assert_array_equal(found, [
+        [ROWS[1], [0, 0]], [ROWS[2], ROWS[3]], [[0, 0], [0, 0]]])
+
+
+def test_an_output_shape_of_one_dimension_is_the_number_of_samples():
+    embedding = embedding_of([2])
+    assert look_up(embedding, tf.constant([1, 2])).shape == (2, 2)
+    with pytest.raises(ValueError, match=r"'feature'"):
+        embedding.enqueue(tf.constant([1, 2, 3]))
+
+
+def test_gradients_have_the_shape_of_the_activations():
+    embedding = embedding_of()
+    ids = ids_of(2, 3, 1)
+    embedding.enqueue(ids)
+    activations = embedding.dequeue()
+    with pytest.raises(ValueError, match=r"Expected shape \(None, 3, 2\)"):
+        embedding.apply_gradients(tf.ones([6, 2]))
+    embedding.apply_gradients(activations * 0 + tf.constant(
+        np.arange(12, dtype=np.float32).reshape(2, 3, 2)))
+    expected = ROWS.copy()
+    np.subtract.at(expected, ids.ravel(), np.arange(12).reshape(6, 2))
+    [table] = embedding.embedding_tables.values()
+    np.testing.assert_array_equal(table.numpy(), expected)
+
+
+def test_sequences_of_an_output_shape_train_their_places_only():
+    embedding = embedding_of([2, 2])
+    embedding.enqueue(tf.ragged.constant([[1, 2, 3], []], dtype=tf.int64))
+    embedding.apply_gradients(tf.ones_like(embedding.dequeue()))
+    [table] = embedding.embedding_tables.values()
+    changed = np.any(table.numpy() != ROWS, axis=1)
+    assert np.flatnonzero(changed).tolist() == [1, 2]
+
+
+def test_a_missing_gradient_has_the_shape_of_the_activations(caplog):
+    embedding = embedding_of()
+    embedding.enqueue(ids_of(2, 3, 1))
+    embedding.dequeue()
+    embedding.apply_gradients(None)
+    assert embedding.stats()["num_updates"] == 1
+
+
+def test_build_tells_the_shape_before_the_first_input():
+    embedding = embedding_of()
+    embedding.build(tf.TensorShape([2, 3, 1]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 1], tf.int64)])
+    def step(ids):
+        embedding.enqueue(ids, training=False)
+        found = embedding.dequeue()
+        assert found.shape == [2, 3, 2]
+        return found
+
+    ids = tf.constant(ids_of(2, 3, 1), tf.int64)
+    np.testing.assert_array_equal(step(ids), ROWS[ids.numpy()[..., 0]])
+    with pytest.raises(Invalid, match="must have 6 samples"):
+        step(tf.constant(ids_of(2, 2, 1), tf.int64))
+
+
+def test_sizes_of_the_first_dimension_may_change():
+    embedding = embedding_of()
+    for size in (2, 5, 0):
+        assert look_up(embedding, ids_of(size, 3, 1)).shape == (size, 3, 2)
+
+
+def test_other_inner_sizes_are_refused():
+    embedding = embedding_of()
+    embedding.enqueue(ids_of(2, 3, 1), training=False)
+    for other in (ids_of(2, 4, 1), ids_of(6), ids_of(2, 3, 2, 1)):
+        with pytest.raises(ValueError, match="must have samples of shape"):
+            embedding.enqueue(other)
+
+
+def test_inner_sizes_that_nobody_knows_are_refused():
+    embedding = embedding_of()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 1], tf.int64)])
+    def step(ids):
+        embedding.enqueue(ids)
+
+    with pytest.raises(ValueError, match="`output_shape`"):
+        step(tf.constant(ids_of(2, 3, 1)))
+
+
+@pytest.mark.parametrize(("shape", "value", "words"), [
+    ([4, 2], tf.ragged.constant([[1], [2], [3]]), "divides the 8 places"),
+    ([None, 2], tf.ragged.constant([[1], [2]]), "known while tracing"),
+])
+def test_ragged_inputs_that_fit_no_shape_are_refused(shape, value, words):
+    with pytest.raises(ValueError, match=words):
+        embedding_of(shape).enqueue(value)
+
+
+def test_weights_of_a_spread_sequence_are_refused():
+    ids = tf.ragged.constant([[1], [2, 3]])
+    with pytest.raises(ValueError, match="no combiner would use it"):
+        embedding_of([2, 2]).enqueue(ids, ids.with_values(tf.ones([3])))
+
+
+def test_sequence_features_have_two_dimensions():
+    with pytest.raises(ValueError, match="must be of rank 2"):
+        embedding_of(length=2).enqueue(ids_of(2, 3, 1))
+
+
+def test_forms_and_batch_sizes_may_differ_between_features():
+    table = tpu.TableConfig(10, 2, lambda shape: tf.constant(ROWS),
+                            combiner="sum", name="words")
+    embedding = tlm.TPUEmbedding(
+        {name: tpu.FeatureConfig(table) for name in "abc"}, tpu.SGD(1.0))
+    inputs = {"a": tf.ragged.constant([[1, 2], [3]]),
+              "b": tf.sparse.from_dense([[4, 5], [6, 0], [7, 0]]),
+              "c": ids_of(2, 2, 1)}
+    embedding.enqueue(inputs)
+    found = embedding.dequeue()
+    assert [found[name].shape for name in "abc"] == [
+        [2, 2], [3, 2], [2, 2, 2]]
+    embedding.apply_gradients(found)
+
+
+# What TensorFlow's own class gives, where it takes the same input.
+
+
+@pytest.mark.parametrize(("shape", "value"), [
+    ([2, 2], tf.ragged.constant([[1], [2, 3], [], [4]])),
+    ([3, 2], tf.ragged.constant([[1], [2, 3, 4], []])),
+    (None, tf.sparse.from_dense([[[1, 2], [3, 0]], [[0, 0], [4, 4]]])),
+])
+def test_tensorflow_s_serving_gives_the_same(shape, value):
+    embedding = embedding_of(shape)
+    [(config, rows)] = embedding.embedding_tables.items()
+    feature = tpu.FeatureConfig(config, output_shape=shape)
+    stock = tpu.serving_embedding_lookup(value, None, {config: rows}, feature)
+    np.testing.assert_array_equal(look_up(embedding, value), stock)
