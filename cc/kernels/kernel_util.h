@@ -67,4 +67,15 @@ absl::Status GetPlacement(tensorflow::OpKernelConstruction* ctx,
 
 }  // namespace layoutmap
 
+// Registers both ids dtypes of a kernel that is a template over Tid.
+#define LM_REGISTER_ID_KERNELS(name, Kernel)                    \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
+                              .Device(tensorflow::DEVICE_CPU)   \
+                              .TypeConstraint<int32_t>("Tids"), \
+                          Kernel<int32_t>);                     \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
+                              .Device(tensorflow::DEVICE_CPU)   \
+                              .TypeConstraint<int64_t>("Tids"), \
+                          Kernel<int64_t>)
+
 #endif  // TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_

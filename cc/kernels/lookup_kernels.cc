@@ -12,7 +12,6 @@
 namespace layoutmap {
 namespace {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -235,20 +234,8 @@ class ApplyRowGradientsOp : public Kernel {
   std::string table_;
 };
 
-#define LM_REGISTER(name, Kernel)                               \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
-                              .Device(DEVICE_CPU)               \
-                              .TypeConstraint<int32_t>("Tids"), \
-                          Kernel<int32_t>);                     \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
-                              .Device(DEVICE_CPU)               \
-                              .TypeConstraint<int64_t>("Tids"), \
-                          Kernel<int64_t>)
-
-LM_REGISTER("LookupRows", LookupRowsOp);
-LM_REGISTER("ApplyRowGradients", ApplyRowGradientsOp);
-
-#undef LM_REGISTER
+LM_REGISTER_ID_KERNELS("LookupRows", LookupRowsOp);
+LM_REGISTER_ID_KERNELS("ApplyRowGradients", ApplyRowGradientsOp);
 
 }  // namespace
 }  // namespace layoutmap

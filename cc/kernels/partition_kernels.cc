@@ -10,7 +10,6 @@
 namespace layoutmap {
 namespace {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -144,21 +143,9 @@ class FindUniqueRowsOp : public Kernel {
   FeatureSpec spec_;
 };
 
-#define LM_REGISTER(name, Kernel)                               \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
-                              .Device(DEVICE_CPU)               \
-                              .TypeConstraint<int32_t>("Tids"), \
-                          Kernel<int32_t>);                     \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
-                              .Device(DEVICE_CPU)               \
-                              .TypeConstraint<int64_t>("Tids"), \
-                          Kernel<int64_t>)
-
-LM_REGISTER("AssignPartition", AssignPartitionOp);
-LM_REGISTER("RouteIds", RouteIdsOp);
-LM_REGISTER("FindUniqueRows", FindUniqueRowsOp);
-
-#undef LM_REGISTER
+LM_REGISTER_ID_KERNELS("AssignPartition", AssignPartitionOp);
+LM_REGISTER_ID_KERNELS("RouteIds", RouteIdsOp);
+LM_REGISTER_ID_KERNELS("FindUniqueRows", FindUniqueRowsOp);
 
 }  // namespace
 }  // namespace layoutmap

@@ -12,7 +12,6 @@
 namespace layoutmap {
 namespace {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -197,20 +196,8 @@ class UpdateShardOp : public Kernel {
   int64_t num_rows_;
 };
 
-#define LM_REGISTER(name, Kernel)                               \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
-                              .Device(DEVICE_CPU)               \
-                              .TypeConstraint<int32_t>("Tids"), \
-                          Kernel<int32_t>);                     \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
-                              .Device(DEVICE_CPU)               \
-                              .TypeConstraint<int64_t>("Tids"), \
-                          Kernel<int64_t>)
-
-LM_REGISTER("LookupShard", LookupShardOp);
-LM_REGISTER("UpdateShard", UpdateShardOp);
-
-#undef LM_REGISTER
+LM_REGISTER_ID_KERNELS("LookupShard", LookupShardOp);
+LM_REGISTER_ID_KERNELS("UpdateShard", UpdateShardOp);
 
 }  // namespace
 }  // namespace layoutmap
