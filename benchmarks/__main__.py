@@ -9,7 +9,12 @@ import tensorflow as tf
 from absl import app, flags
 
 import tf_layoutmap as tlm
-from benchmarks import embedding_step, sharded_embedding, workloads
+from benchmarks import (
+    embedding_step,
+    sharded_embedding,
+    sharded_variable,
+    workloads,
+)
 
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 15, "How often each contestant is timed.", lower_bound=1)
@@ -17,7 +22,8 @@ _JSON = flags.DEFINE_string(
     "json", None, "A file that gets the medians, in milliseconds.")
 
 _BENCHMARKS = {"embedding_step": embedding_step.report,
-               "sharded_embedding": sharded_embedding.report}
+               "sharded_embedding": sharded_embedding.report,
+               "sharded_variable": sharded_variable.report}
 
 
 def main(argv: list[str]) -> None:

@@ -20,6 +20,8 @@ from tf_layoutmap.sharded.shards import Shards
 # either, but of another name in the message.
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
+_tf_private.register_read_only_op("LayoutMap>GatherRows")
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:

@@ -1,0 +1,154 @@
+"""Reads and writes of single rows, beside one variable and TensorFlow's class.
+
+A table of 1 M rows x 64 float32. Contestants of one round see the same ids:
+
+* `tlm`: `tlm.ShardedVariable`, one op over all shards;
+* `one`: the same on a single `tf.Variable`, so what sharding costs;
+* `tf`: TensorFlow's own `ShardedVariable` on as many shards. Its lookup is
+  `tf.nn.embedding_lookup`, because its `tf.gather` returns other rows.
+
+Routing is `LayoutMap>RouteIds` beside div, mod and `dynamic_partition`. The
+last lines look 100 ids up in a table of 1 GiB, eagerly: time, and how much
+memory that takes at its peak.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import rich.box
+import rich.table
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from benchmarks import peak_memory, timing, workloads
+from tf_layoutmap import _ops
+
+NUM_ROWS = 1_000_000
+DIM = 64
+NUM_SHARDS = (4, 16, 64)
+NUM_IDS = (128, 10_000, 100_000)
+BIG_ROWS = 1 << 22  # x 64 float32: 1 GiB
+
+
+def _contestants(num_shards: int) -> dict[str, Callable]:
+    """Functions of ids and rows, by `<contestant>.<operation>`."""
+    value = tf.zeros([NUM_ROWS, DIM])
+    one = tf.Variable(value)
+    ours = tlm.ShardedVariable.create(value, num_shards=num_shards)
+    # Variables of its own, or each would see what the other's writes did.
+    theirs = tlm.ShardedVariable.create(value, num_shards=num_shards).to_tf()
+    offsets = tf.constant(ours.partition.offsets, tf.int64)
+    rows_per_shard = -(-NUM_ROWS // num_shards)
+
+    def scatter(table, verb):
+        def write(ids, rows):
+            getattr(table, verb)(tf.IndexedSlices(rows, ids))
+            return tf.constant(0)
+
+        return tf.function(write)
+
+    # Some of each result: what is not used, TensorFlow does not compute.
+    def route_by_op(ids, rows):
+        del rows
+        local_rows, _, positions, _ = _ops.route_ids(
+            ids=ids, offsets=offsets, placement="div")
+        return local_rows[:1], positions[:1]
+
+    def route_by_stock_ops(ids, rows):
+        del rows
+        owners = tf.cast(ids // rows_per_shard, tf.int32)
+        local_rows = tf.dynamic_partition(
+            ids % rows_per_shard, owners, num_shards)
+        positions = tf.dynamic_partition(
+            tf.range(tf.size(ids)), owners, num_shards)
+        return local_rows[0][:1], positions[0][:1]
+
+    return {
+        "tlm.gather": tf.function(lambda ids, rows: tf.gather(ours, ids)),
+        "one.gather": tf.function(lambda ids, rows: tf.gather(one, ids)),
+        "tf.gather": tf.function(
+            lambda ids, rows: tf.nn.embedding_lookup(theirs, ids)),
+        **{f"{name}.{verb}": scatter(table, verb)
+           for verb in ("scatter_add", "scatter_update")
+           for name, table in (("tlm", ours), ("one", one), ("tf", theirs))},
+        "tlm.route": tf.function(route_by_op),
+        "tf.route": tf.function(route_by_stock_ops),
+    }
+
+
+def measure(distribution: str, rounds: int) -> dict[str, float]:
+    """Median milliseconds by `<shards>/<ids>/<contestant>.<operation>`."""
+    rng = np.random.default_rng(7)
+    medians = {}
+    for num_shards in NUM_SHARDS:
+        contestants = _contestants(num_shards)
+        for num_ids in NUM_IDS:
+            batches = [tf.constant(workloads.draw_ids(
+                rng, distribution, num_ids, NUM_ROWS)) for _ in range(4)]
+            rows = tf.ones([num_ids, DIM])
+
+            def on(run, batches=batches, rows=rows):
+                # Wait for it: functions return before they are done.
+                return lambda i: tf.nest.map_structure(
+                    lambda t: t.numpy(), run(batches[i % len(batches)], rows))
+
+            times = timing.interleave(
+                {name: on(run) for name, run in contestants.items()}, rounds)
+            medians |= {f"{num_shards}/{num_ids}/{name}":
+                        float(np.median(values))
+                        for name, values in times.items()}
+    return medians
+
+
+def measure_big(rounds: int) -> dict[str, float]:
+    """An eager lookup of 100 ids in 1 GiB: milliseconds, and extra MiB."""
+    ids = np.random.default_rng(7).integers(0, BIG_ROWS, 100)
+    ours = tlm.ShardedVariable.create(
+        tf.zeros_initializer(), [BIG_ROWS, DIM], num_shards=16)
+    theirs = ours.to_tf()
+    calls = {
+        "big.tlm": lambda i=0: tf.nn.embedding_lookup(ours, ids).numpy(),
+        "big.tf": lambda i=0: tf.nn.embedding_lookup(theirs, ids).numpy()}
+    found = {}
+    if peak_memory.is_available():
+        for name, call in calls.items():
+            found[f"{name}.extra_mib"] = (
+                peak_memory.extra_bytes(call) / (1 << 20))
+    times = timing.interleave(calls, min(rounds, 5), warm_up=1)
+    return found | {name: float(np.median(values))
+                    for name, values in times.items()}
+
+
+def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
+    """Measures, and puts medians and ratios side by side."""
+    # First, while no memory was freed that TensorFlow would take again.
+    is_first = distribution == workloads.DISTRIBUTIONS[0]
+    big = measure_big(rounds) if is_first else {}
+    medians = measure(distribution, rounds)
+    table = rich.table.Table(
+        title=f"{NUM_ROWS:,} x {DIM} float32, {distribution} ids, ms",
+        box=rich.box.SIMPLE)
+    for column in ("shards", "ids", "", "tlm", "one", "TF", "tlm / one",
+                   "TF / tlm"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for num_shards in NUM_SHARDS:
+        for num_ids in NUM_IDS:
+            for what in ("gather", "scatter_add", "scatter_update", "route"):
+                ours, one, theirs = (
+                    medians.get(f"{num_shards}/{num_ids}/{name}.{what}")
+                    for name in ("tlm", "one", "tf"))
+                table.add_row(
+                    str(num_shards), f"{num_ids:,}", what, f"{ours:.2f}",
+                    "" if one is None else f"{one:.2f}", f"{theirs:.2f}",
+                    "" if one is None else f"{ours / one:.2f}",
+                    f"{theirs / ours:.1f}")
+    if big:
+        table.add_section()
+        table.add_row("16", "100", "eager, 1 GiB", f"{big['big.tlm']:.2f}",
+                      "", f"{big['big.tf']:.2f}", "",
+                      f"{big['big.tf'] / big['big.tlm']:.0f}")
+    if "big.tlm.extra_mib" in big:
+        table.add_row("16", "100", "its extra MiB",
+                      f"{big['big.tlm.extra_mib']:.0f}", "",
+                      f"{big['big.tf.extra_mib']:.0f}", "", "")
+    return table, medians | big
