@@ -91,6 +91,12 @@ LossScaleOptimizer = _private(
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
 _safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 
+# Where optimizers divide the rows of a sparse gradient.
+backend_numpy = _private("backend", "numpy")
+for _name in ("divide", "true_divide"):
+    if not callable(getattr(backend_numpy, _name, None)):
+        raise _refuse(f"whose backend has no `numpy.{_name}`")
+
 # A variable without a value, and how it comes by one.
 _method(keras.Variable, "_initialize", "value")
 _method(keras.Variable, "_initialize_with_initializer", "initializer")

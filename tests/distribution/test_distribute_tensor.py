@@ -117,6 +117,16 @@ def test_a_tensor_changes_its_layout_and_not_its_value(before, after, traced):
     np.testing.assert_array_equal(to_host(second), VALUE)
 
 
+@pytest.mark.parametrize("before", [("batch", "model"), ("model", None)])
+def test_a_sharded_tensor_reaches_another_mesh_whole(before):
+    # copy_to_mesh would bring the first shard alone, without a word.
+    first, second = mesh_of(batch=2, model=2), mesh_of(model=1)
+    tensor = distribute_tensor(VALUE, layout_of(first, *before))
+    moved = distribute_tensor(tensor, layout_of(second, None, None))
+    assert moved.shape == VALUE.shape
+    np.testing.assert_array_equal(to_host(moved), VALUE)
+
+
 def test_a_layout_that_does_not_fit_is_refused():
     mesh = mesh_of(model=4)
     with pytest.raises(ValueError, match="size 6.*does not divide"):

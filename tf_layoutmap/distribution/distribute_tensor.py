@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout import fit_checks, host_values
-from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout import host_values
 from tf_layoutmap.layout.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
@@ -38,17 +36,12 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
         layout = layout.to_dtensor()
     _checks.check_type("layout", layout, dtensor.Layout,
                        "a TensorLayout or a dtensor.Layout")
-    if not tf.is_tensor(tensor) and not isinstance(tensor, tf.Variable):
-        tensor = np.asarray(tensor)
-    shape = tuple(tensor.shape)
-    if None not in shape:
-        axes = axes_of_layout(layout)
-        problems = fit_checks.fit_problems(
-            axes, shape, mesh_sizes(layout.mesh))
-        if problems:
-            raise ValueError(
-                f"Layout {axes} does not fit a tensor of shape {shape}: "
-                f"{'; '.join(problems)}.")
-    if tf.is_symbolic_tensor(tensor) or host_values.on_mesh(tensor):
+    if tf.is_symbolic_tensor(tensor):
         return dtensor.relayout(tensor, layout)
-    return host_values.to_mesh(tensor, layout)
+    if isinstance(tensor, tf.Variable):
+        tensor = tensor.read_value()
+    if not host_values.on_mesh(tensor) or (
+            dtensor.fetch_layout(tensor).mesh != layout.mesh):
+        return host_values.to_mesh(tensor, layout)
+    host_values.check_fits(layout, tensor.shape)
+    return dtensor.relayout(tensor, layout)

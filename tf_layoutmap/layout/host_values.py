@@ -28,17 +28,26 @@ def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
 
 
 def to_mesh(value: Any, layout: Any) -> Any:
-    """Returns a host value as a tensor on a mesh.
+    """Returns a value as a tensor on a mesh, with a layout.
 
     Args:
-      value: numpy array, or eager tensor on the host, with a shape that
-        `layout` divides.
+      value: numpy array, eager tensor, or eager tensor on this or another
+        mesh, which then comes over the host: TensorFlow's `copy_to_mesh` cuts
+        off what is sharded.
       layout: `dtensor.Layout` wanted.
 
     Returns:
       An eager DTensor; its components are copies.
+
+    Raises:
+      ValueError: `layout` does not fit the shape.
     """
+    if on_mesh(value):
+        if dtensor.fetch_layout(value) == layout:
+            return value
+        value = to_host(value)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
+    check_fits(layout, tensor.shape)
     parts: dict[tuple, Any] = {}
     components = []
     for slices in slices_of_devices(tensor.shape, layout):
@@ -47,6 +56,16 @@ def to_mesh(value: Any, layout: Any) -> Any:
             parts[key] = _part(tensor, slices)
         components.append(parts[key])
     return dtensor.pack(components, layout)
+
+
+def check_fits(layout: Any, shape: Any) -> None:
+    """Raises a ValueError if no tensor of `shape` can have `layout`."""
+    axes, shape = axes_of_layout(layout), tuple(shape)
+    problems = fit_checks.fit_problems(axes, shape, mesh_sizes(layout.mesh))
+    if problems:
+        raise ValueError(
+            f"Layout {axes} does not fit a tensor of shape {shape}: "
+            f"{'; '.join(problems)}.")
 
 
 def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:

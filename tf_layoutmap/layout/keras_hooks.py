@@ -40,16 +40,18 @@ def install() -> None:
         for name in ("assign", "assign_add", "assign_sub"):
             _wrap(_keras_private.TFOptimizer, name,
                   getattr(keras_optimizers, name))
+        for name in ("divide", "true_divide"):
+            _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
         _installed = True
 
 
-def _wrap(owner: type, name: str, ours: Callable[..., Any]) -> None:
-    """Makes `owner.name(self, ...)` call `ours(original, self, ...)`."""
+def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Makes `owner.name(...)` call `ours(original, ...)`."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return ours(original, self, *args, **kwargs)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return ours(original, *args, **kwargs)
 
     setattr(owner, name, tf.autograph.experimental.do_not_convert(wrapper))
 

@@ -1,7 +1,8 @@
 """Optimizers whose variables follow the weights onto the mesh."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -40,11 +41,42 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
     scope = (dtensor.default_mesh(home.mesh)
              if home is not None and tf.executing_eagerly()
              else contextlib.nullcontext())
-    with scope:
+    if home is not None:
         grads = [_with_static_shape(g, v) for g, v in zip(grads, variables)]
+    with scope, _applying(home):
         return original(
             optimizer, grads,
             None if trainable_variables is None else variables)
+
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def _applying(home: Any) -> Iterator[None]:
+    before = getattr(_state, "home", None)
+    _state.home = home
+    try:
+        yield
+    finally:
+        _state.home = before
+
+
+def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
+    """Divides; on a mesh, rows of an update by the same rows of a slot.
+
+    Keras also looks for rows where the divisor is zero, as many as there may
+    be, and DTensor cannot cut what has no size. An update has no such rows:
+    divisors of optimizers are above zero.
+    """
+    if (getattr(_state, "home", None) is None or
+            not isinstance(dividend, tf.IndexedSlices) or
+            len(getattr(divisor, "shape", ())) == 0):
+        return original(dividend, divisor)
+    divisor = tf.gather(tf.convert_to_tensor(divisor), dividend.indices)
+    return tf.IndexedSlices(
+        original(dividend.values, divisor), dividend.indices,
+        dividend.dense_shape)
 
 
 # DTensor places no scatter on a variable. The optimizer's own arithmetic on
@@ -96,9 +128,21 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices) or not _on_mesh(variable):
         return gradient
     rows, indices = gradient.values, gradient.indices
-    count = rows.shape[0] or indices.shape[0]
+    count = rows.shape[0] or indices.shape[0] or _rows_before(rows)
     if count is not None:
         rows = tf.reshape(rows, [count, *variable.shape[1:]])
         indices = tf.reshape(indices, [count])
     return tf.IndexedSlices(
         rows, indices, tf.constant(variable.shape.as_list(), tf.int64))
+
+
+def _rows_before(rows: Any) -> int | None:
+    """Returns how many rows a reshaped tensor has, from what it was before.
+
+    The gradient of a lookup is reshaped to a number of rows that is a tensor.
+    """
+    if not tf.is_symbolic_tensor(rows) or rows.op.type != "Reshape":
+        return None
+    whole = rows.op.inputs[0].shape.num_elements()
+    row = rows.shape[1:].num_elements()
+    return whole // row if whole is not None and row else None

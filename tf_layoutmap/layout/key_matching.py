@@ -5,8 +5,8 @@ name, or a regular expression.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from tf_layoutmap import _checks
 
@@ -44,6 +44,7 @@ class PatternTable:
         """
         self.mode = _checks.check_one_of("match", mode, MODES)
         self._compiled: dict[str, re.Pattern[str]] = {}
+        self._any: re.Pattern[str] | None = None
         for pattern in patterns:
             self.add(pattern)
 
@@ -64,19 +65,32 @@ class PatternTable:
             raise ValueError(_checks.message(
                 "key", "a regular expression; escape a plain name with "
                 f"re.escape ({error})", pattern)) from error
+        self._any = None
 
     def remove(self, pattern: str) -> None:
         """Removes `pattern`; KeyError when it is not there."""
         del self._compiled[pattern]
+        self._any = None
 
     def fits(self, pattern: str, key: str) -> bool:
         """Whether `pattern` selects `key`."""
         if pattern == key:
             return True
-        compiled = self._compiled[pattern]
-        found = (compiled.match(key) if self.mode == "match"
-                 else compiled.search(key))
-        return found is not None
+        return self._try(self._compiled[pattern])(key) is not None
+
+    def _try(self, compiled: re.Pattern[str]) -> Callable[[str], Any]:
+        return compiled.match if self.mode == "match" else compiled.search
+
+    def _all_at_once(self) -> re.Pattern[str]:
+        """Returns a pattern that fits whatever any of them fits."""
+        if self._any is None:
+            # Groups would be numbered anew, and flags reach beyond their own.
+            plain = not any(
+                p.groups or p.flags != re.UNICODE
+                for p in self._compiled.values())
+            self._any = re.compile("|".join(
+                f"(?:{p})" for p in self._compiled) if plain else "")
+        return self._any
 
     def find(self, keys: Sequence[str]) -> Match | None:
         """Returns the pattern for a variable that goes by all of `keys`.
@@ -92,6 +106,9 @@ class PatternTable:
           None when nothing does.
         """
         exact = next((key for key in keys if key in self._compiled), None)
+        # Most variables go by no pattern: one look at all patterns at once.
+        tried = self._try(self._all_at_once())
+        keys = [key for key in keys if key == exact or tried(key)]
         fitting = []
         for pattern in self._compiled:
             key = next((k for k in keys if self.fits(pattern, k)), None)

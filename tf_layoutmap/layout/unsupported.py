@@ -39,7 +39,9 @@ def weight_problems(layer: Any, variable: Any,
         return [
             f"{_named(layer)} splits the last dimension of its weights into "
             f"gates, which DTensor cannot do to a sharded one: use {whole}"]
-    return []
+    # Layers of ours know best.
+    problems_of_layout = getattr(layer, "problems_of_layout", None)
+    return [] if problems_of_layout is None else problems_of_layout(axes)
 
 
 def layer_problems(layer: Any) -> list[str]:

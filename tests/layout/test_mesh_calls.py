@@ -1,0 +1,75 @@
+"""Models on a mesh called eagerly, with tensors from wherever they are."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layout import twins
+from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout import to_host, to_mesh
+
+dtensor = tf.experimental.dtensor
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return mesh_of(batch=2, model=2)
+
+
+@pytest.fixture(scope="module")
+def pair(mesh):
+    return twins.plain(twins.dense_model), twins.on_mesh(
+        twins.dense_model, mesh=mesh)
+
+
+@pytest.mark.parametrize("make", [
+    np.asarray, tf.constant, lambda x: x.astype(np.float64),
+    lambda x: tf.constant(x[:5])])
+def test_host_inputs_give_outputs_that_can_be_read(pair, make):
+    plain, spread = (model(make(twins.FEATURES)) for model in pair)
+    twins.assert_alike(plain.numpy(), spread.numpy())
+
+
+@pytest.mark.parametrize("axes", [("batch", None), ("batch", "model"),
+                                  (None, None)])
+def test_inputs_on_the_mesh_are_used_whole(pair, mesh, axes):
+    spread = pair[1](to_mesh(twins.FEATURES, layout_of(mesh, *axes)))
+    assert dtensor.is_dtensor(spread)
+    twins.assert_alike(pair[0](twins.FEATURES).numpy(), to_host(spread))
+
+
+def test_gradients_reach_host_inputs(pair, mesh):
+    def gradient(model):
+        x = tf.Variable(twins.FEATURES)
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(tf.square(model(x)))
+        return tape.gradient(y, x)
+
+    plain = gradient(pair[0])
+    with dtensor.default_mesh(mesh):
+        x = to_mesh(twins.FEATURES, layout_of(mesh, None, None))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.square(pair[1](x)))
+        spread = tape.gradient(y, x)
+    twins.assert_alike(plain.numpy(), to_host(spread))
+
+
+def test_masks_travel_with_their_inputs(mesh):
+    def make():
+        return keras.Sequential([
+            keras.Input((6,)),
+            keras.layers.Embedding(16, 4, mask_zero=True, name="e"),
+            keras.layers.GlobalAveragePooling1D()])
+
+    plain = twins.plain(make)
+    spread = twins.on_mesh(make, {"e.embeddings": (None, "model")}, mesh)
+    tokens = np.where(np.arange(6) < 4, twins.TOKENS, 0)
+    twins.assert_alike(plain(tokens).numpy(), spread(tokens).numpy())
+
+
+def test_a_plain_model_is_called_as_ever(pair):
+    assert not dtensor.is_dtensor(pair[0](twins.FEATURES))
+    symbolic = pair[1](keras.Input((8,)))
+    assert isinstance(symbolic, keras.KerasTensor)

@@ -1,0 +1,167 @@
+"""What one mesh wrote, another mesh or none reads: weights and optimizer."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layout import twins
+from tests.layout.meshes import axes_of, mesh_of
+from tf_layoutmap.layout.mesh_variable import MeshVariable
+
+X, Y = twins.FEATURES, twins.LABELS
+# Where it is written and where it is read: no mesh, or the axes of one.
+PLACES = {"none": None, "2x2": dict(batch=2, model=2),
+          "1x4": dict(batch=1, model=4)}
+WAYS = [("2x2", "none"), ("none", "2x2"), ("2x2", "1x4")]
+
+
+def make():
+    return twins.sequential(
+        (8,), keras.layers.Dense(16, use_bias=False, name="d1"),
+        keras.layers.BatchNormalization(name="bn"))
+
+
+AXES = {"d1.kernel": (None, "model"), "bn.gamma": ("model",),
+        "d2.kernel": ("model", None)}
+
+
+def at(place, builder=make):
+    if PLACES[place] is None:
+        return twins.plain(builder)
+    return twins.on_mesh(builder, AXES, mesh_of(**PLACES[place]))
+
+
+def under(place, builder):
+    """`builder()` as a user calls it at `place`, without its own seed."""
+    return builder() if PLACES[place] is None else twins.on_mesh(
+        builder, AXES, mesh_of(**PLACES[place]))
+
+
+def check_place(model, place):
+    for variable in model.weights:
+        assert isinstance(variable, MeshVariable) == (place != "none")
+    if place != "none":
+        assert axes_of(model.get_layer("d1").kernel) == (None, "model")
+
+
+def trained(place):
+    model = at(place)
+    twins.fit(model, epochs=1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def written():
+    return {place: trained(place) for place in PLACES}
+
+
+def assert_goes_on_alike(first, second):
+    """One more epoch gives the same losses, so nothing was forgotten."""
+    snapshot = [v.numpy() for v in (*first.weights, *first.optimizer.variables)]
+    options = dict(batch_size=8, shuffle=False, verbose=0)
+    losses = [m.fit(X, Y, **options).history["loss"] for m in (first, second)]
+    np.testing.assert_allclose(*losses, **twins.TOLERANCE)
+    for variable, value in zip(
+            (*first.weights, *first.optimizer.variables), snapshot):
+        variable.assign(value)
+
+
+@pytest.mark.parametrize(("writer", "reader"), WAYS)
+def test_weights_in_h5(written, tmp_path, writer, reader):
+    path = tmp_path / "model.weights.h5"
+    source = written[writer]
+    source.save_weights(path)
+    model = at(reader)
+    model.compile(keras.optimizers.Adam(0.01), twins.loss())
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(path)
+    check_place(model, reader)
+    # The file has the bits; nothing is computed on the way.
+    twins.assert_same_weights(source, model, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested container")
+@pytest.mark.parametrize(("writer", "reader"), WAYS)
+def test_a_whole_model_in_keras_format(written, tmp_path, writer, reader):
+    path = tmp_path / "model.keras"
+    source = written[writer]
+    source.save(path)
+    model = under(reader, lambda: keras.saving.load_model(path))
+    check_place(model, reader)
+    twins.assert_same_weights(source, model, rtol=0, atol=0)
+    for slot in model.optimizer.variables:
+        assert isinstance(slot, MeshVariable) == (reader != "none")
+    if reader != "none":
+        assert twins.assert_slots_lie_like_weights(model) > 0
+    assert_goes_on_alike(source, model)
+
+
+@pytest.mark.parametrize(("writer", "reader"), WAYS)
+@pytest.mark.parametrize("built", ["before", "after"])
+def test_a_tf_checkpoint(written, tmp_path, writer, reader, built):
+    source = written[writer]
+    prefix = tf.train.Checkpoint(
+        model=source, optimizer=source.optimizer).save(tmp_path / "ckpt")
+    model = at(reader)
+    model.compile(keras.optimizers.Adam(0.01), twins.loss())
+    if built == "before":
+        model.optimizer.build(model.trainable_variables)
+    status = tf.train.Checkpoint(
+        model=model, optimizer=model.optimizer).restore(prefix)
+    if built == "after":
+        model.optimizer.build(model.trainable_variables)
+    status.assert_existing_objects_matched()
+    check_place(model, reader)
+    twins.assert_same_weights(source, model, rtol=0, atol=0)
+
+
+def test_an_exported_model_serves_without_a_mesh(written, tmp_path):
+    source = written["2x2"]
+    expected = source.predict(X, verbose=0)
+    source.export(tmp_path / "served", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "served")
+    np.testing.assert_allclose(
+        loaded.serve(X).numpy(), expected, **twins.TOLERANCE)
+    # The model is still on its mesh.
+    np.testing.assert_array_equal(source.predict(X, verbose=0), expected)
+
+
+def test_an_export_of_convolutions_has_no_dtensor_ops(tmp_path):
+    model = twins.on_mesh(lambda: twins.sequential(
+        (8, 8, 3), keras.layers.Conv2D(2, 3), keras.layers.MaxPooling2D()),
+        {"d2.kernel": ("model", None)})
+    expected = model.predict(twins.IMAGES, verbose=0)
+    model.export(tmp_path / "served", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "served")
+    np.testing.assert_allclose(
+        loaded.serve(twins.IMAGES).numpy(), expected, **twins.TOLERANCE)
+
+
+def test_get_and_set_weights_cross_meshes(written):
+    model = at("1x4")
+    model.set_weights(written["2x2"].get_weights())
+    for a, b in zip(written["2x2"].weights, model.weights):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.slow
+def test_callbacks_save_and_resume(tmp_path):
+    def run(epochs, model):
+        return twins.fit(model, epochs=epochs, callbacks=[
+            keras.callbacks.BackupAndRestore(
+                tmp_path / "backup", delete_checkpoint=False),
+            keras.callbacks.ModelCheckpoint(
+                tmp_path / "best.weights.h5", save_weights_only=True)])
+
+    whole = at("2x2")
+    expected = twins.fit(whole, epochs=3)["loss"]
+    run(2, at("2x2"))
+    resumed = at("1x4")
+    assert len(run(3, resumed)["loss"]) == 1
+    np.testing.assert_allclose(
+        resumed.history.history["loss"], expected[2:], **twins.TOLERANCE)
+    again = at("none")
+    again.load_weights(tmp_path / "best.weights.h5")
+    for a, b in zip(resumed.weights, again.weights):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
