@@ -1,0 +1,126 @@
+"""The whole program, as a person starts it."""
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "sharded_transformer.py"
+SMALL = ("--steps=160", "--dim=32", "--heads=2", "--blocks=1",
+         "--context=32", "--batch_size=64", "--windows=64", "--sample=20")
+
+
+def start(*arguments):
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False)
+
+
+def run(sources, model_dir, *arguments):
+    ended = start(f"--data={sources}", f"--model_dir={model_dir}", *SMALL,
+                  *arguments)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Real text: packages that every Python brings."""
+    folder = tmp_path_factory.mktemp("sources")
+    for package in ("asyncio", "email"):
+        shutil.copytree(Path(sysconfig.get_path("stdlib"), package),
+                        folder / package)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def first_run(sources, model_dir):
+    return run(sources, model_dir, "--epochs=2")
+
+
+def losses_of(printed):
+    """Nats of each row of the comparison."""
+    found = re.findall(
+        r"│ (unigrams|bigrams|trigrams|the model) +│ ([\d.]+)", printed)
+    return {name: float(nats) for name, nats in found}
+
+
+@pytest.mark.slow
+def test_the_model_beats_counting(first_run):
+    losses = losses_of(first_run)
+    assert losses["the model"] < losses["bigrams"] < losses["unigrams"]
+    assert "The model beats bigrams by" in first_run
+
+
+@pytest.mark.slow
+def test_a_person_sees_layouts_and_bytes(first_run):
+    assert re.search(
+        r"attend_0.query_dense.kernel +│ \(32, 2, 16\) +│ \(None, 'model', "
+        r"None\)", first_run)
+    per_device, in_all = map(float, re.search(
+        r"([\d.]+) KiB per device of ([\d.]+) KiB in all", first_run).groups())
+    assert per_device < 0.6 * in_all
+    assert "Problem:" not in first_run
+    held, once = map(float, re.search(
+        r"fullest device holds ([\d.]+) MiB.*one copy is ([\d.]+) MiB",
+        first_run).groups())
+    assert held < 0.6 * once
+    for given in ("def", "class", "import"):
+        assert re.search(rf"│ {given} +│ ", first_run)
+    assert "Epoch 2/2" in first_run
+
+
+@pytest.mark.slow
+def test_interrupted_and_started_again_it_ends_where_it_would_have(
+        first_run, sources, tmp_path):
+    assert "A new model" in first_run
+    run(sources, tmp_path, "--epochs=1")
+    again = run(sources, tmp_path, "--epochs=2")
+    assert "epoch-0001.keras, step 160" in " ".join(again.split())
+    # What was saved is exact; sums over devices may differ in the last bit.
+    assert losses_of(again)["the model"] == pytest.approx(
+        losses_of(first_run)["the model"], abs=2e-3)
+
+
+@pytest.mark.slow
+def test_the_saved_model_goes_on_any_mesh(first_run, sources, model_dir):
+    again = run(sources, model_dir, "--epochs=2", "--mesh=1x1")
+    assert "step 320" in again and "Nothing left to train" in again
+    assert losses_of(again) == pytest.approx(losses_of(first_run), abs=1e-3)
+
+
+@pytest.mark.slow
+def test_another_model_or_a_damaged_one_is_refused(
+        first_run, sources, model_dir, tmp_path):
+    small = (f"--data={sources}", *SMALL)
+    ended = start(*small, f"--model_dir={model_dir}", "--dim=64")
+    assert ended.returncode == 2
+    assert "--model_dir must be empty or hold the same model" in ended.stderr
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model_dir, damaged)
+    saved = damaged / "epoch-0002.keras"
+    saved.write_bytes(saved.read_bytes()[:1000])
+    ended = start(*small, f"--model_dir={damaged}")
+    assert ended.returncode == 2
+    assert re.search(r"epoch-0002.keras cannot be loaded", ended.stderr)
+    assert "--fresh" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ("--mesh=2by2", "must look like 2x2"),
+    ("--heads=3", "--heads must be a multiple of 2"),
+])
+def test_a_wrong_flag_is_answered_at_once(wrong, words):
+    ended = start(wrong)
+    assert ended.returncode != 0
+    assert words in ended.stderr
+    assert "Traceback (most recent" not in ended.stderr
