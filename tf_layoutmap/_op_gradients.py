@@ -67,6 +67,25 @@ def register(ops: Any) -> None:
         return [*_by_shard(routed, tf.gather(values, routed.permutation),
                            _shard_sizes(offsets, num_shards)), None, None]
 
+    @tf.RegisterGradient("LayoutMap>LookupShard")
+    def _lookup_shard_gradient(
+        op: tf.Operation, gradient: tf.Tensor,
+    ) -> list[tf.IndexedSlices | None]:
+        """Gradients of shard_index, shard and ids, as tf.dtensor sees them.
+
+        To DTensor the shards of all devices are one table: one slice per id,
+        in global rows, from the device that owns the row.
+        """
+        shard_index, _, ids = op.inputs
+        num_rows, dim = op.get_attr("num_rows"), op.get_attr("dim")
+        owners = tf.cast(ids, tf.int64) // (num_rows // gradient.shape[0])
+        from_owner = tf.equal(
+            tf.cast(shard_index, tf.int64), owners[tf.newaxis, :, tf.newaxis])
+        values = tf.reduce_sum(
+            tf.where(from_owner, gradient, tf.zeros_like(gradient)), axis=0)
+        return [None, tf.IndexedSlices(
+            values, ids, tf.constant([num_rows, dim], tf.int64)), None]
+
 
 def _shard_sizes(offsets: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
     return tf.unstack(offsets[1:] - offsets[:-1], num=num_shards)

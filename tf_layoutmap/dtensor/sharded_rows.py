@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tf_layoutmap import _ops
+from tf_layoutmap import _ops, _tf_private
 from tf_layoutmap.dtensor import policies
 
 
@@ -53,13 +53,15 @@ def _shard_index(mesh: dtensor.Mesh, axis: str) -> tf.Tensor:
              for location in mesh.local_device_locations()], layout)
 
 
-def lookup(table: dtensor.DVariable, ids: tf.Tensor) -> tf.Tensor:
-    """The rows of `ids`.
+def lookup(table: dtensor.DVariable, ids: tf.Tensor, *,
+           name: str | None = None) -> tf.Tensor:
+    """The rows of `ids`; a tape gets one `tf.IndexedSlices` for the table.
 
     Args:
       table: `[num_rows, dim]` float32, its rows divided along one mesh
         dimension, its columns whole.
       ids: `[num_ids]` int32 or int64 DTensor of the table's mesh.
+      name: Of the table, in errors; None for that of the variable.
 
     Returns:
       `[num_ids, dim]`, replicated.
@@ -75,9 +77,10 @@ def lookup(table: dtensor.DVariable, ids: tf.Tensor) -> tf.Tensor:
     # Layouts flow backwards from whoever uses the result: each is pinned, or
     # a consumer that divides the batch would make these ops impossible.
     ids = dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1))
+    _tf_private.variable_accessed(table)
     partial = _ops.lookup_shard(
         shard_index=_shard_index(mesh, axis), shard=table.handle, ids=ids,
-        dim=table.shape[1], num_rows=table.shape[0], table=table.name)
+        dim=table.shape[1], num_rows=table.shape[0], table=name or table.name)
     partial = dtensor.relayout(partial, dtensor.Layout(
         [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh))
     return dtensor.relayout(
@@ -87,7 +90,7 @@ def lookup(table: dtensor.DVariable, ids: tf.Tensor) -> tf.Tensor:
 def update(
     table: dtensor.DVariable, slots: Sequence[dtensor.DVariable],
     ids: tf.Tensor, gradients: tf.Tensor, *, optimizer: str,
-    hyperparameters: tf.Tensor,
+    hyperparameters: tf.Tensor, name: str | None = None,
 ) -> None:
     """One optimizer step on the rows of `ids`, those of equal ids summed.
 
@@ -98,6 +101,7 @@ def update(
       gradients: `[num_ids, dim]` float32, of the rows of `ids`.
       optimizer: `"sgd"`, `"adagrad"`, `"adam"`, ...; docs/ops.md has them.
       hyperparameters: `[k]` float32, replicated: the numbers of the rule.
+      name: As in `lookup`.
 
     Raises:
       ValueError: If a layout differs.
@@ -118,4 +122,4 @@ def update(
         gradients=dtensor.relayout(
             gradients, dtensor.Layout.replicated(mesh, 2)),
         hyperparameters=hyperparameters, optimizer=optimizer,
-        num_rows=table.shape[0], table=table.name)
+        num_rows=table.shape[0], table=name or table.name)

@@ -7,14 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _ops
+from tf_layoutmap import _checks
 from tf_layoutmap.embedding.optimizers import (
     OptimizerSpec,
     SlotSpec,
     read_optimizer,
 )
 from tf_layoutmap.layers import table_store
-from tf_layoutmap.sharded import ShardedVariable
 
 _DEFAULTS = {"sgd": tf.tpu.experimental.embedding.SGD,
              "adagrad": tf.tpu.experimental.embedding.Adagrad}
@@ -54,59 +53,41 @@ class RowOptimizer(keras.optimizers.Optimizer):
         self._spec = spec
 
     @property
-    def slots(self) -> dict[str, ShardedVariable]:
+    def slots(self) -> dict[str, Any]:
         """The slot variables by name: tables with the shards of the table."""
         return {slot.name: getattr(self, slot.name)
                 for slot in self._spec.slots if hasattr(self, slot.name)}
 
-    def create_slots(self, table: ShardedVariable) -> None:
-        """Makes the slot variables of `table`, once."""
+    def create_slots(self, table: Any) -> None:
+        """Makes the slot variables of `table`, a `HostTable` or `MeshTable`."""
+        self._table = table
         for slot in self._spec.slots:
-            name = f"{table.name}/{slot.name}"
             # An attribute, because those are what a checkpoint holds.
-            setattr(self, slot.name, ShardedVariable(
-                [tf.Variable(tf.fill(shard.shape, slot.initial_value),
-                             trainable=False, name=f"{name}/part_{part}")
-                 for part, shard in enumerate(table.variables)], name=name))
+            setattr(self, slot.name,
+                    table.new_slot(slot.name, slot.initial_value))
 
-    def update(self, table: ShardedVariable,
-               gradient: tf.IndexedSlices | tf.Tensor) -> None:
+    def update(self, gradient: tf.IndexedSlices | tf.Tensor) -> None:
         """Takes one step.
 
         Args:
-          table: The one given to `create_slots`.
-          gradient: Of the loss by the table. Rows that are not in it stay as
-            they are.
+          gradient: Of the loss by the table of `create_slots`. Rows that are
+            not in it stay as they are.
 
         Raises:
           RuntimeError: Several replicas train.
           tf.errors.InvalidArgumentError: The learning rate is not a finite
             number of at least 0. Nothing is changed.
         """
-        refuse_replicas(table.name)
+        refuse_replicas(self._table.name)
         if isinstance(gradient, tf.IndexedSlices):
             ids, values = gradient.indices, gradient.values
         else:
-            ids, values = tf.range(table.partition.num_rows), gradient
-        values = tf.cast(values, tf.float32)
+            ids, values = tf.range(gradient.shape[0]), gradient
         learning_rate = tf.cast(self.learning_rate, tf.float32)
-        # Each gradient row is a sample of its own, with one id.
-        row_splits = tf.range(tf.size(ids, tf.int64) + 1)
-        gains, unique_rows, unique_splits, positions = _ops.find_unique_rows(
-            ids=ids, row_splits=row_splits, weights=tf.zeros([0]),
-            combiner="sum", num_rows=table.partition.num_rows,
-            feature=table.name, table=table.name)
-        _ops.apply_row_gradients(
-            shards=[shard.handle for shard in table.variables],
-            slots=[shard.handle for slot in self.slots.values()
-                   for shard in slot.variables],
-            offsets=tf.constant(table.partition.offsets, tf.int64),
-            unique_rows=unique_rows, unique_splits=unique_splits,
-            positions=positions, row_splits=row_splits, gains=gains,
-            gradients=values,
-            hyperparameters=tf.stack([learning_rate, *self._spec.constants]),
-            placement=table.partition.placement, optimizer=self._spec.name,
-            table=table.name)
+        self._table.update(
+            list(self.slots.values()), ids, tf.cast(values, tf.float32),
+            optimizer=self._spec.name, hyperparameters=tf.stack(
+                [learning_rate, *self._spec.constants]))
         self._iterations.assign_add(1)
 
     def build(self, variables):
@@ -124,23 +105,33 @@ class RowOptimizer(keras.optimizers.Optimizer):
             "give `compile` an optimizer for the other weights, such as "
             '"adam".')
 
+    def _scalars(self) -> list[keras.Variable]:
+        """The step count and the learning rate.
+
+        Keras lists slot variables of a mesh with them, others not.
+        """
+        slots = self.slots.values()
+        return [variable for variable in self.variables
+                if not any(variable is slot for slot in slots)]
+
     # Saved beside the layer's table, each slot as one logical table.
 
     def save_own_variables(self, store):
-        for i, variable in enumerate(self.variables):
+        for i, variable in enumerate(self._scalars()):
             store[str(i)] = variable.numpy()
         for name, slot in self.slots.items():
             table_store.save(store, name, slot)
 
     def load_own_variables(self, store):
-        names = {*map(str, range(len(self.variables))), *self.slots}
+        scalars = self._scalars()
+        names = {*map(str, range(len(scalars))), *self.slots}
         found = set(store.keys())
         if not found:
             # Weights saved without an optimizer, as of keras.layers.Embedding.
             self._iterations.assign(0)
             for slot in self._spec.slots:
-                for shard in getattr(self, slot.name).variables:
-                    shard.assign(tf.fill(shard.shape, slot.initial_value))
+                self._table.fill_slot(
+                    getattr(self, slot.name), slot.initial_value)
             return
         if found != names:
             raise ValueError(
@@ -149,7 +140,7 @@ class RowOptimizer(keras.optimizers.Optimizer):
                 "optimizer it was saved with.")
         for name, slot in self.slots.items():
             table_store.load(store, name, slot)
-        for i, variable in enumerate(self.variables):
+        for i, variable in enumerate(scalars):
             variable.assign(store[str(i)])
 
     def get_config(self):

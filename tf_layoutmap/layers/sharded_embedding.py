@@ -6,11 +6,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _tf_private
-from tf_layoutmap.layers import row_optimizer, stock_lookup, table_store
+from tf_layoutmap import _checks, _keras_private, _tf_private
+from tf_layoutmap.layers import (
+    mesh_table,
+    row_optimizer,
+    stock_lookup,
+    table_store,
+)
 from tf_layoutmap.layers.table_weight import HOST, ShardWeight, TableWeight
+from tf_layoutmap.layout import mesh_home
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded import ShardedVariable, initial_value
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -49,9 +55,13 @@ class ShardedEmbedding(keras.layers.Layer):
     times in a step. Settings of the model's optimizer other than its loss
     scale (clipping, weight decay, averaging) do not reach the table.
 
+    Under `tlm.layout_map_scope` the table is one weight on the mesh, whose
+    rows the layout of `<layer>.embeddings` divides among the devices.
+
     Attributes:
       optimizer: The `RowOptimizer`, or None.
-      num_shards: Into how many shards the table is cut.
+      num_shards: Into how many shards the table is cut; on a mesh the layout
+        says so.
     """
 
     def __init__(self, input_dim: int, output_dim: int, *,
@@ -65,7 +75,8 @@ class ShardedEmbedding(keras.layers.Layer):
         Args:
           input_dim: Rows of the table; ids are in `[0, input_dim)`.
           output_dim: Columns of the table.
-          num_shards: Shards at most; 1 when nothing is said.
+          num_shards: Shards at most; 1 when nothing is said. On a mesh
+            neither this nor `partitioner` may be given.
           partitioner: Instead, one of `tlm.partitioners`.
           embeddings_initializer: Name or object of a Keras initializer, or a
             callable as `ShardedVariable.create` takes it. It is asked for one
@@ -88,6 +99,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.output_dim = _checks.check_int(
             "output_dim", output_dim, lowest=1, where=where)
         self.num_shards = self._count_shards(num_shards, partitioner)
+        self._is_cut_by_hand = not num_shards is partitioner is None
         self.embeddings_initializer = keras.initializers.get(
             embeddings_initializer)
         self.optimizer = row_optimizer.read(optimizer, self.name)
@@ -103,6 +115,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.supports_jit = False
         self.autocast = False
         self._table = None
+        self._is_on_mesh = False
 
     def _count_shards(self, num_shards: Any, partitioner: Any) -> int:
         where = f"layer {self.name!r}"
@@ -134,7 +147,11 @@ class ShardedEmbedding(keras.layers.Layer):
             return
         row_optimizer.refuse_replicas(self.name)
         shape = (self.input_dim, self.output_dim)
-        if self.optimizer:
+        home, owner, _ = mesh_home.home_of_new_variable()
+        self._is_on_mesh = home is not None
+        if self._is_on_mesh:
+            self._build_on_mesh(home, owner, shape)
+        elif self.optimizer:
             self._embeddings = TableWeight(
                 self._make_table, shape, optimizer=self.optimizer)
         else:
@@ -146,6 +163,39 @@ class ShardedEmbedding(keras.layers.Layer):
         for weight in self._trainable_variables:
             weight.trainable = self.trainable
         self.built = True
+
+    def _build_on_mesh(self, home: Any, owner: Any,
+                       shape: tuple[int, int]) -> None:
+        if self._is_cut_by_hand:
+            raise ValueError(
+                "Arguments `num_shards` and `partitioner` must be None on a "
+                "mesh, where the LayoutMap cuts tables. Received: "
+                f"num_shards={self.num_shards} (layer {self.name!r}).")
+        initializer = self._whole_table_initializer(home.init)
+        if self.optimizer:
+            self._embeddings = mesh_table.MeshTableWeight(
+                home, owner, initializer, shape, optimizer=self.optimizer)
+        else:
+            self._embeddings = self.add_weight(
+                shape, initializer, name="embeddings", autocast=False)
+
+    def _whole_table_initializer(self, init: str) -> Callable[..., Any]:
+        initializer = self.embeddings_initializer
+        if init == "sharded" and isinstance(
+                initializer, keras.initializers.Initializer):
+            return initializer
+
+        # As a table in one shard asks for it: the same bits.
+        def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
+            return initial_value.of_shard(
+                initializer, tuple(shape), tf.as_dtype(dtype),
+                RowPartition.div(shape[0], 1), 0, self.name)
+
+        return whole
+
+    def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
+        """Returns why the table cannot have a layout; for layout maps."""
+        return mesh_table.layout_problems(self, axes)
 
     def _make_table(self) -> ShardedVariable:
         """Returns the table, which the first call makes."""
@@ -160,8 +210,13 @@ class ShardedEmbedding(keras.layers.Layer):
         return self._table
 
     @property
-    def embeddings(self) -> ShardedVariable:
-        """The table, `[input_dim, output_dim]`."""
+    def embeddings(self) -> Any:
+        """The table, `[input_dim, output_dim]`.
+
+        A `ShardedVariable`; on a mesh, the `keras.Variable`.
+        """
+        if self._is_on_mesh:
+            return self._embeddings
         if self._table is None:
             raise AttributeError(
                 f"The table of layer {self.name!r} is made when the layer is "
@@ -181,6 +236,8 @@ class ShardedEmbedding(keras.layers.Layer):
           TypeError: `inputs` are not integers.
           tf.errors.InvalidArgumentError: An id is outside the table.
         """
+        if self._is_on_mesh:
+            return self._call_on_mesh(inputs)
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         ids = self._ids(inputs)
@@ -222,6 +279,31 @@ class ShardedEmbedding(keras.layers.Layer):
         # An exported model holds the weights that Keras lists: each shard.
         return stock_lookup.gather(
             [weight.value for weight in self._shard_weights], ids, self.name)
+
+    def _call_on_mesh(self, inputs: Any) -> Any:
+        ids = tf.convert_to_tensor(inputs) if not isinstance(
+            inputs, tf.RaggedTensor | tf.SparseTensor) else inputs
+        if not isinstance(ids, tf.Tensor) or not ids.dtype.is_integer:
+            raise TypeError(
+                "On a mesh, ids must be a dense tensor of integers; declare "
+                'them, as by keras.Input(shape, dtype="int64"). Received: '
+                f"{type(inputs).__name__} of {ids.dtype.name} (layer "
+                f"{self.name!r}).")
+        ids = self._ids(ids)
+        if _keras_private.is_abstract():
+            # Keras is only after the shape.
+            rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0))
+        elif _tf_private.in_save_context() or (
+                not ids.shape.is_fully_defined()):
+            # DTensor compiles no sizes that it does not know: an export.
+            rows = stock_lookup.gather([self._embeddings.value], ids,
+                                       self.name)
+        elif self.optimizer:
+            rows = self._embeddings.read(ids)
+        else:
+            rows = stock_lookup.gather_with_dense_gradient(
+                self._embeddings.value, ids)
+        return tf.cast(rows, self.compute_dtype)
 
     # Shapes and masks, as of keras.layers.Embedding.
 
@@ -278,7 +360,7 @@ class ShardedEmbedding(keras.layers.Layer):
             **super().get_config(),
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
-            "num_shards": self.num_shards,
+            "num_shards": None if self._is_on_mesh else self.num_shards,
             "embeddings_initializer": keras.initializers.serialize(
                 self.embeddings_initializer),
             "optimizer": (self.optimizer and
@@ -292,4 +374,7 @@ class ShardedEmbedding(keras.layers.Layer):
         optimizer = config["optimizer"]
         if isinstance(optimizer, dict):
             optimizer = keras.saving.deserialize_keras_object(optimizer)
+        if mesh_home.active_home() is not None:
+            # The mesh cuts the table anew, however it was cut before.
+            config = {**config, "num_shards": None}
         return cls(**{**config, "optimizer": optimizer})

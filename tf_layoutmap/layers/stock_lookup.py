@@ -40,3 +40,28 @@ def gather(shards: Sequence[tf.Variable], ids: tf.Tensor,
     rows = tf.reshape(rows, tf.concat([tf.shape(ids), shards[0].shape[1:]], 0))
     rows.set_shape(ids.shape.concatenate(shards[0].shape[1:]))
     return rows
+
+
+def gather_with_dense_gradient(table: tf.Variable,
+                               ids: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of `ids`; equal ids are summed in the gradient.
+
+    Args:
+      table: `[num_rows, dim]`, on a mesh.
+      ids: Any shape, int32 or int64.
+
+    Returns:
+      Shape `ids.shape + [dim]`.
+    """
+    num_rows, dim = table.shape
+
+    @tf.custom_gradient
+    def gather(rows: tf.Tensor) -> tf.Tensor:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(
+                tf.reshape(upstream, [-1, dim]), tf.reshape(ids, [-1]),
+                num_rows)
+
+        return tf.gather(rows, ids), gradient
+
+    return gather(tf.convert_to_tensor(table))

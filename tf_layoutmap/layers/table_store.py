@@ -4,29 +4,56 @@ Where the file is HDF5, one shard at a time is copied; else Keras wants the
 whole array.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap.layout import host_values
+from tf_layoutmap.layout.mesh_variable import MeshVariable
 from tf_layoutmap.sharded import ShardedVariable
 
+dtensor = tf.experimental.dtensor
 
-def save(store: Any, key: str, table: ShardedVariable) -> None:
+
+def save(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
     """Writes `table` under `key` of what `save_own_variables` is given."""
-    dtype = table.dtype.as_numpy_dtype
+    dtype = tf.as_dtype(table.dtype).as_numpy_dtype
     dataset = None
     if np.dtype(dtype).kind == "f":  # HDF5 knows no bfloat16; Keras helps.
         dataset = _keras_private.h5_dataset(
-            store, key, tuple(table.shape.as_list()), dtype)
+            store, key, tuple(table.shape), dtype)
     if dataset is None:
         store[key] = table.numpy()
         return
-    for start, shard in zip(table.partition.offsets, table.variables):
-        dataset[start:start + shard.shape[0]] = shard.numpy()
+    for place, shard in _shards(table):
+        dataset[place] = shard()
 
 
-def load(store: Any, key: str, table: ShardedVariable) -> None:
+def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
+        tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
+    """Yields where each shard is, and a function that copies it."""
+    if isinstance(table, ShardedVariable):
+        for start, shard in zip(table.partition.offsets, table.variables):
+            yield (slice(start, start + shard.shape[0]),), shard.numpy
+        return
+    value = table.value.read_value()
+    layout = table.layout
+    if layout.mesh.num_local_devices() < layout.mesh.size:
+        # Other processes hold the rest.
+        yield (slice(None),), table.numpy
+        return
+    places = host_values.slices_of_devices(table.shape, layout)
+    # Each shard once, however many devices hold it.
+    shards = {tuple((s.start, s.stop) for s in place): (place, shard)
+              for place, shard in zip(places, dtensor.unpack(value))}
+    for place, shard in shards.values():
+        yield place, shard.numpy
+
+
+def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
     """Reads what `save`, or Keras for one variable, has written.
 
     Raises:
@@ -39,5 +66,16 @@ def load(store: Any, key: str, table: ShardedVariable) -> None:
         raise ValueError(
             f"Table {table.name!r} must be loaded from an array of shape "
             f"{tuple(table.shape)}. Received: shape {tuple(value.shape)}.")
-    for start, shard in zip(table.partition.offsets, table.variables):
-        shard.assign(value[start:start + shard.shape[0]])
+    if isinstance(table, ShardedVariable):
+        for start, shard in zip(table.partition.offsets, table.variables):
+            shard.assign(value[start:start + shard.shape[0]])
+        return
+    parts: dict[tuple, np.ndarray] = {}
+    components = []
+    for place in host_values.slices_of_devices(table.shape, table.layout):
+        part = tuple((s.start, s.stop) for s in place)
+        if part not in parts:
+            parts[part] = np.array(value[place], order="C")
+        components.append(parts[part])
+    table.value.assign(tf.cast(
+        dtensor.pack(components, table.layout), table.value.dtype))

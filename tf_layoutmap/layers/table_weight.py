@@ -6,13 +6,14 @@ trains. Keras sees ordinary variables; a tape gives each one gradient.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layers.host_table import HostTable
 from tf_layoutmap.layers.row_optimizer import RowOptimizer
+from tf_layoutmap.layers.trains_itself import TrainsItself
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 
@@ -20,14 +21,8 @@ from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 HOST = "/device:CPU:0"
 
 
-class TableWeight(keras.Variable):
-    """A whole table, trained by a `RowOptimizer`.
-
-    The model's optimizer hands over the gradient inside its `apply`, because
-    of `overwrite_with_gradient`, and makes no slot variables. By then the tape
-    has joined the gradients of all calls of the step, and the step is really
-    taken: nothing trains while one only predicts, or looks at gradients.
-    """
+class TableWeight(TrainsItself, keras.Variable):
+    """A whole table, trained by a `RowOptimizer`."""
 
     def __init__(self, make_table: Callable[[], ShardedVariable],
                  shape: tuple[int, int], *, optimizer: RowOptimizer,
@@ -44,24 +39,15 @@ class TableWeight(keras.Variable):
         # By this name optimizers tell variables from each other.
         self._value._unique_id = f"{self.path}_{id(self)}"
         with tf.init_scope(), tf.device(HOST):
-            self._optimizer.create_slots(self._value)
+            self._optimizer.create_slots(HostTable(self._value))
 
     @property
     def table(self) -> ShardedVariable | None:
         """The table; None as long as Keras has not initialised it."""
         return self._value
 
-    @property
-    def overwrite_with_gradient(self) -> bool:
-        """True: gradients come to `assign`, inside an optimizer's `apply`."""
-        return True
-
-    def assign(self, value):
-        optimizer = _keras_private.applying_optimizer()
-        if optimizer is None:
-            self._value.assign(value)
-        else:
-            self._train(value, optimizer)
+    def _write(self, value):
+        self._value.assign(value)
         return value
 
     def assign_add(self, value):
@@ -76,28 +62,12 @@ class TableWeight(keras.Variable):
         else:
             self._value.assign_sub(value)
 
-    def _train(self, gradient, optimizer):
-        if optimizer.loss_scale_factor is not None:
-            gradient = _divide(gradient, optimizer.loss_scale_factor)
-        self._optimizer.update(self._value, gradient)
-
     # The value stays in its shards: no cast and no copy of all of it.
 
     @property
     def value(self):
-        # The first that an optimizer's `build` asks for.
-        self._refuse_accumulation(_keras_private.applying_optimizer())
+        self._refuse_accumulation()
         return super().value if self._value is None else self._value
-
-    def _refuse_accumulation(self, optimizer):
-        steps = getattr(optimizer, "gradient_accumulation_steps", None)
-        if steps:
-            raise ValueError(
-                "The model's optimizer must not accumulate gradients of a "
-                "table with an optimizer of its own, which takes each as a "
-                "step; sum the gradients of several batches in a loop of your "
-                "own, or use optimizer=None. Received: "
-                f"gradient_accumulation_steps={steps} (weight {self.path!r}).")
 
     @property
     def handle(self):
@@ -176,13 +146,3 @@ class _SummedGradient(ShardedVariableGradient):
 
 class _SummedShard(ShardedVariable):
     __composite_gradient__ = _SummedGradient()
-
-
-def _divide(gradient: Any, divisor: float) -> Any:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient / divisor
-    return tf.IndexedSlices(gradient.values / divisor, gradient.indices,
-                            gradient.dense_shape)
-
-
-_keras_private.unscale_gradients_of(TableWeight)
