@@ -1,5 +1,7 @@
 """Optimizers on a mesh give the numbers they give without one."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 
 from tests.layout import twins
 from tests.layout.meshes import axes_of, layout_of, mesh_of
-from tf_layoutmap.layout import to_host, to_mesh
+from tf_layoutmap.layout import default_mesh, to_host, to_mesh
 from tf_layoutmap.layout.mesh_variable import MeshVariable
 
 O = keras.optimizers  # noqa: E741 - a table of optimizers follows.
@@ -140,6 +142,33 @@ def test_a_custom_loop_in_a_function():
     twins.assert_same_weights(first, second)
 
 
+def test_a_custom_loop_with_convolutions():
+    mesh = mesh_of(batch=2, model=2)
+
+    def run(model, put):
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                value = tf.reduce_sum(tf.square(model(x, training=True)))
+            return tape.gradient(value, model.trainable_variables)
+
+        return step(put(twins.IMAGES))
+
+    def make():
+        return twins.sequential(
+            (8, 8, 3), keras.layers.Conv2D(4, 3),
+            keras.layers.GlobalMaxPooling2D())
+
+    plain = run(twins.plain(make), tf.constant)
+    with default_mesh(mesh):
+        spread = run(
+            twins.on_mesh(make, {"d2.kernel": ("model", None)}, mesh),
+            lambda v: to_mesh(v, dtensor.Layout.batch_sharded(
+                mesh, "batch", v.ndim)))
+    twins.assert_alike([g.numpy() for g in plain],
+                       [to_host(g) for g in spread], rtol=1e-4, atol=1e-4)
+
+
 def test_an_eager_custom_loop():
     mesh = mesh_of(batch=2, model=2)
     first, second = twins.plain(twins.dense_model), twins.on_mesh(
@@ -148,8 +177,8 @@ def test_an_eager_custom_loop():
                      (second, to_mesh(twins.LABELS, layout_of(mesh, None)))):
         optimizer = O.Adam(0.01, global_clipnorm=0.1)
         for _ in range(2):
-            scope = dtensor.default_mesh(mesh) if model is second else (
-                tf.name_scope("plain"))
+            scope = (default_mesh(mesh) if model is second
+                     else contextlib.nullcontext())
             with scope:
                 with tf.GradientTape() as tape:
                     value = tf.reduce_mean(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.layout import twins
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout import to_host, to_mesh
+from tf_layoutmap.layout import host_values, to_host, to_mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -73,3 +73,11 @@ def test_a_plain_model_is_called_as_ever(pair):
     assert not dtensor.is_dtensor(pair[0](twins.FEATURES))
     symbolic = pair[1](keras.Input((8,)))
     assert isinstance(symbolic, keras.KerasTensor)
+
+
+def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
+    with pytest.raises(KeyError, match="mine"):
+        with host_values.default_mesh(mesh):
+            raise KeyError("mine")
+    assert dtensor.get_default_mesh() is None
+    assert not dtensor.is_dtensor(tf.constant(1.0))

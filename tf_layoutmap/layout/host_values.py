@@ -3,6 +3,9 @@
 No device ever holds more than its own shard on the way.
 """
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,41 @@ from tf_layoutmap.layout import fit_checks
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
+
+
+_scopes = threading.local()
+
+
+@contextlib.contextmanager
+def default_mesh(mesh: Any) -> Iterator[None]:
+    """`dtensor.default_mesh(mesh)`, as layers of ours want it.
+
+    It ends when there is an error, where TensorFlow's stays set for all that
+    comes after. And what is traced in it is for DTensor, so that layers may
+    pin layouts: use it around the step of a custom loop.
+
+    ```python
+    with tlm.layout.default_mesh(mesh):
+        loss = step(x, y)
+    ```
+    """
+    error = None
+    before = traced_for_mesh()
+    with dtensor.default_mesh(mesh):
+        _scopes.inside = True
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+        finally:
+            _scopes.inside = before
+    if error is not None:
+        raise error
+
+
+def traced_for_mesh() -> bool:
+    """Whether this thread is inside `default_mesh` of this module."""
+    return getattr(_scopes, "inside", False)
 
 
 def on_mesh(value: Any) -> bool:

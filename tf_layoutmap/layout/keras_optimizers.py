@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout import adoption
+from tf_layoutmap.layout import adoption, host_values
 from tf_layoutmap.layout.mesh_home import home_of
 from tf_layoutmap.layout.mesh_variable import MeshVariable
 
@@ -38,7 +38,7 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
                  else list(trainable_variables))
     home = next((home_of(v) for v in variables
                  if isinstance(v, MeshVariable)), None)
-    scope = (dtensor.default_mesh(home.mesh)
+    scope = (host_values.default_mesh(home.mesh)
              if home is not None and tf.executing_eagerly()
              else contextlib.nullcontext())
     if home is not None:

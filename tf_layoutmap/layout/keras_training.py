@@ -71,7 +71,7 @@ def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
     home = home_of_model(model)
     if home is None or not tf.executing_eagerly():
         return original(model)
-    with dtensor.default_mesh(home.mesh):
+    with host_values.default_mesh(home.mesh):
         results = original(model)
     return keras.tree.map_structure(_to_host_tensor, results)
 
@@ -126,7 +126,7 @@ class _MeshStep:
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
-        with dtensor.default_mesh(self._home.mesh), refusals.explained(
+        with host_values.default_mesh(self._home.mesh), refusals.explained(
                 self._model, self._verb):
             outputs = self._run(batch)
         return keras.tree.map_structure(_to_host_tensor, outputs)

@@ -38,7 +38,7 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     from_host = any(_is_host_value(x) for x in flat)
     _inside.call = True
     try:
-        with dtensor.default_mesh(home.mesh):
+        with host_values.default_mesh(home.mesh):
             if from_host:
                 args, kwargs = keras.tree.map_structure(
                     lambda x: _replicated(x, home.mesh), (args, kwargs))
@@ -58,9 +58,9 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
     whole features. Layouts flow back from the layers behind, so what goes in
     and what comes out is pinned.
     """
-    # No mesh means a graph that is not for DTensor, such as an export.
+    # Outside of it, the graph may be an export, which serves anywhere.
     if not isinstance(layer, unsupported.BATCH_PARALLEL) or (
-            dtensor.get_default_mesh() is None):
+            not host_values.traced_for_mesh()):
         return original(layer, *args, **kwargs)
     mesh = home_of(layer).mesh
     args, kwargs = keras.tree.map_structure(

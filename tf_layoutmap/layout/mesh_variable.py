@@ -99,7 +99,7 @@ class MeshVariable(keras.Variable):
         """Assigns a value from the host, or one on the mesh."""
         if not tf.executing_eagerly() or _keras_private.is_abstract():
             return super().assign(value)
-        with dtensor.default_mesh(self.mesh):
+        with host_values.default_mesh(self.mesh):
             # A host value is cut up on the host: under the mesh it would
             # become a whole copy on every device.
             if not host_values.on_mesh(value) and not isinstance(

@@ -91,7 +91,7 @@ def _stale_reads(mesh: Any, axis: str, size: int) -> int:
             first.assign_add(g)
             second.assign_add(first.read_value())
 
-    with dtensor.default_mesh(mesh):
+    with host_values.default_mesh(mesh):
         step(*gradients)
     # Local parts alone: with several clients each looks at its own.
     return sum(
