@@ -1,0 +1,177 @@
+"""Two replicas calling in any order do what a twin of lists does."""
+
+import tempfile
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import settings, stateful
+from hypothesis import strategies as st
+
+import tf_layoutmap as tlm
+from tests import strategies
+from tests.reference import host_engine as twin
+
+tpu = tf.tpu.experimental.embedding
+
+NUM_ROWS, DIM, NUM_REPLICAS, MAX_PENDING = 5, 2, 2, 4
+ROWS = np.arange(NUM_ROWS * DIM, dtype=np.float32).reshape(NUM_ROWS, DIM)
+RATE = np.array([0.5], np.float32)
+# A refusal takes milliseconds and a hang never ends: the rest is for a
+# machine that does something else at the time.
+DEADLINE_SECONDS = 5
+
+replica_ids = st.integers(0, NUM_REPLICAS - 1)
+id_lists = st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=3)
+
+
+class AnyOrder(stateful.RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.strategy = strategies.mirrored(NUM_REPLICAS)
+        with self.strategy.scope():
+            self.embedding = tlm.TPUEmbedding(
+                tpu.FeatureConfig(tpu.TableConfig(
+                    NUM_ROWS, DIM, lambda shape: tf.constant(ROWS),
+                    combiner="sum", name="words")), tpu.SGD(float(RATE[0])))
+        self.embedding.build()
+        [self.rows] = self.embedding.embedding_tables.values()
+        self.model = twin.HostEngine(
+            [twin.Table(ROWS.copy(), "sgd", [])], [twin.Feature("feature", 0)],
+            num_replicas=NUM_REPLICAS, max_pending_steps=MAX_PENDING)
+        self.saved = None
+        self.sizes = {}
+
+    def on_replica(self, replica, call):
+        """Calls on one of the replicas only; returns what it returns."""
+        found = []
+
+        def run():
+            context = tf.distribute.get_replica_context()
+            if int(context.replica_id_in_sync_group) == replica:
+                found.append(call())
+
+        self.strategy.run(run)
+        return found[0]
+
+    def both(self, real, model):
+        """The same call of embedding and twin; None if it is refused."""
+        start = time.perf_counter()
+        try:
+            expected = model()
+        except twin.OrderError:
+            with pytest.raises(tf.errors.FailedPreconditionError):
+                real()
+            assert time.perf_counter() - start < DEADLINE_SECONDS
+            return None
+        found = real()
+        return found, expected
+
+    @stateful.rule(replica=replica_ids, ids=id_lists, training=st.booleans())
+    def enqueue(self, replica, ids, training):
+        self.both(
+            lambda: self.embedding.enqueue(
+                np.array(ids), training=training,
+                device=f"/device:CPU:{replica}"),
+            lambda: self.model.enqueue(
+                replica, training, [[[(one, 1.0)] for one in ids]]))
+
+    @stateful.rule(ids=st.tuples(id_lists, id_lists))
+    def enqueue_a_training_step(self, ids):
+        for replica in range(NUM_REPLICAS):
+            self.enqueue(replica, ids[replica], True)
+
+    @stateful.rule(replica=replica_ids, bad=st.sampled_from([-1, NUM_ROWS]))
+    def enqueue_an_id_outside(self, replica, bad):
+        words = (tf.errors.InvalidArgumentError,
+                 tf.errors.FailedPreconditionError)
+        with pytest.raises(words):
+            self.embedding.enqueue(
+                np.array([bad]), device=f"/device:CPU:{replica}")
+        with pytest.raises((ValueError, twin.OrderError)):
+            self.model.enqueue(replica, True, None, valid=False)
+
+    @stateful.rule(replica=replica_ids)
+    def dequeue(self, replica):
+        found = self.both(
+            lambda: self.on_replica(replica, self.embedding.dequeue),
+            lambda: self.model.dequeue(replica))
+        if found is not None:
+            np.testing.assert_array_equal(found[0], found[1][0])
+            self.sizes[replica] = len(found[0])
+
+    @stateful.rule(replica=replica_ids, scale=st.integers(-2, 2))
+    def apply(self, replica, scale):
+        gradient = np.full([self.sizes.get(replica, 1), DIM], scale,
+                           np.float32)
+        self.both(
+            lambda: self.on_replica(
+                replica, lambda: self.embedding.apply_gradients(
+                    tf.constant(gradient))) or True,
+            lambda: self.model.apply(replica, [gradient], [RATE]))
+
+    @stateful.rule(ids=st.tuples(id_lists, id_lists))
+    def a_whole_step(self, ids):
+        """In order, so that long runs get somewhere."""
+        self.enqueue_a_training_step(ids)
+        for rule in (self.dequeue, lambda r: self.apply(r, 1)):
+            for replica in range(NUM_REPLICAS):
+                rule(replica)
+
+    @stateful.rule()
+    def evaluate(self):
+        ids = np.arange(NUM_ROWS)
+        np.testing.assert_array_equal(
+            self.embedding(ids), self.model.tables[0].rows)
+
+    @stateful.rule()
+    def reset(self):
+        self.embedding.reset()
+        self.model.reset()
+
+    @stateful.rule()
+    def save(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = tf.train.Checkpoint(embedding=self.embedding).write(
+                folder + "/ckpt")
+            [value] = [tf.train.load_variable(path, name)
+                       for name, _ in tf.train.list_variables(path)
+                       if "parameters" in name]
+        np.testing.assert_array_equal(value, self.model.tables[0].rows)
+        self.saved = value
+
+    @stateful.precondition(lambda self: self.saved is not None)
+    @stateful.rule()
+    def restore(self):
+        in_flight = any(self.model.awaiting) or any(
+            self.model.pending(r) for r in range(NUM_REPLICAS))
+        with tempfile.TemporaryDirectory() as folder:
+            other = tf.Module()
+            other._variables = {"words": {
+                "parameters": tf.Variable(self.saved)}}
+            path = tf.train.Checkpoint(embedding=other).write(
+                folder + "/ckpt")
+            checkpoint = tf.train.Checkpoint(embedding=self.embedding)
+            if in_flight:
+                with pytest.raises(RuntimeError, match="in flight"):
+                    checkpoint.read(path)
+                return
+            checkpoint.read(path).assert_existing_objects_matched()
+        self.model.tables[0].rows[:] = self.saved
+
+    @stateful.invariant()
+    def nothing_is_lost(self):
+        stats = self.embedding.stats()
+        model = self.model
+        assert stats["pending"] == [
+            model.pending(r) for r in range(NUM_REPLICAS)]
+        assert stats["awaiting"] == model.awaiting
+        assert stats["num_updates"] == model.num_updates
+        assert bool(stats["poisoned"]) == model.poisoned
+        np.testing.assert_array_equal(self.rows, model.tables[0].rows)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=settings.default.max_examples // 2, stateful_step_count=30)
