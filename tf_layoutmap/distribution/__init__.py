@@ -3,8 +3,10 @@
 from tf_layoutmap import _lazy
 
 _HOMES = {
+    "DataParallel": "tf_layoutmap.distribution.parallel:DataParallel",
     "DeviceMesh": "tf_layoutmap.layout.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.distribution.layout_map:LayoutMap",
+    "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
     "TensorLayout": "tf_layoutmap.layout.tensor_layout:TensorLayout",
     "distribute_tensor":
         "tf_layoutmap.distribution.distribute_tensor:distribute_tensor",

@@ -1,0 +1,68 @@
+"""Programs in the style of keras.distribution, on TensorFlow."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.layout import twins
+from tests.layout.meshes import axes_of, mesh_of
+from tf_layoutmap.distribution import (
+    DataParallel,
+    DeviceMesh,
+    LayoutMap,
+    ModelParallel,
+)
+
+CPUS = [f"cpu:{i}" for i in range(4)]
+
+
+def test_model_parallel_really_shards_and_trains_alike():
+    mesh = DeviceMesh((2, 2), ("rows", "model"), CPUS)
+    layout_map = LayoutMap(mesh)
+    layout_map["d1.*kernel"] = (None, "model")
+    distribution = ModelParallel(layout_map=layout_map, init="host")
+    assert distribution.batch_dim_name == "rows"
+    with distribution.scope():
+        model = twins.plain(twins.dense_model)
+    assert axes_of(model.layers[0].kernel) == (None, "model")
+    plain = twins.plain(twins.dense_model)
+    twins.assert_alike(twins.fit(plain), twins.fit(model))
+    twins.assert_same_weights(plain, model)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: DataParallel(devices=CPUS),
+    lambda: DataParallel(mesh_of(batch=4)),
+    lambda: DataParallel(DeviceMesh((4,), ("batch",), CPUS))])
+def test_data_parallel_replicates_weights(make):
+    with make().scope():
+        model = twins.plain(twins.dense_model)
+    assert all(axes_of(w) == (None,) * w.ndim for w in model.weights)
+    plain = twins.plain(twins.dense_model)
+    for a, b in zip(plain.weights, model.weights):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    twins.assert_alike(twins.fit(plain, epochs=1), twins.fit(model, epochs=1))
+
+
+def test_data_parallel_takes_all_devices():
+    assert DataParallel().device_mesh.size >= len(CPUS)
+    with pytest.raises(ValueError, match="not both"):
+        DataParallel(mesh_of(batch=4), CPUS)
+
+
+def test_an_unknown_batch_axis_is_refused():
+    layout_map = LayoutMap(mesh_of(batch=2, model=2))
+    with pytest.raises(ValueError, match="batch_dim_name"):
+        ModelParallel(layout_map=layout_map, batch_dim_name="rows")
+    with pytest.raises(TypeError, match="LayoutMap"):
+        ModelParallel(layout_map={})
+    with pytest.raises(ValueError, match="needs a mesh"):
+        ModelParallel(layout_map=LayoutMap())
+
+
+def test_keras_layers_of_its_own_kind_stay_keras_layers():
+    with DataParallel(devices=CPUS).scope():
+        layer = keras.layers.Dense(2)
+        layer.build((None, 2))
+    assert type(layer) is keras.layers.Dense
+    assert isinstance(layer.kernel, keras.Variable)
