@@ -21,6 +21,7 @@ _HOMES = {
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
     "serving_embedding_lookup":
         "tf_layoutmap.embedding.serving:serving_embedding_lookup",
+    "inspect_ids": "tf_layoutmap.embedding.inspection:inspect_ids",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
     "partitioners": "tf_layoutmap.partition.partitioners",

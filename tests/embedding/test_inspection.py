@@ -1,0 +1,139 @@
+"""tf_layoutmap.inspect_ids: what a dataset asks of its tables."""
+
+import io
+import json
+import xml.dom.minidom
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from rich import console
+
+import tf_layoutmap as tlm
+from tf_layoutmap.embedding import id_counts
+
+tpu = tf.tpu.experimental.embedding
+
+
+def config(length=0):
+    words = tpu.TableConfig(10, 4, name="words", optimizer=tpu.Adam(0.1))
+    users = tpu.TableConfig(5, 2, name="<users>")
+    return {"title": tpu.FeatureConfig(words),
+            "body": tpu.FeatureConfig(words, max_sequence_length=length),
+            "user": tpu.FeatureConfig(users)}
+
+
+def dataset():
+    return [
+        {"title": tf.ragged.constant([[1, 1, 2], []], dtype=tf.int64),
+         "body": tf.sparse.from_dense([[3, 4, 1], [1, 0, 0]]),
+         "user": tf.constant([0, 4])},
+        {"title": tf.ragged.constant([[1], [11, -3]], dtype=tf.int64),
+         "body": tf.sparse.from_dense([[1, 0, 0], [1, 0, 0]]),
+         "user": tf.constant([[4], [4]])}]
+
+
+def test_features_are_counted():
+    report = tlm.inspect_ids(dataset(), config(2), optimizer=tpu.SGD(0.1))
+    assert report.num_batches == 2
+    title = report.features["title"]
+    assert (title["num_samples"], title["num_ids"]) == (4, 6)
+    assert (title["num_distinct"], title["num_empty"]) == (2, 1)
+    assert title["num_out_of_range"] == 2
+    assert (title["lowest_out_of_range"],
+            title["highest_out_of_range"]) == (-3, 11)
+    assert title["mean_ids_per_sample"] == 1.5
+    assert title["max_ids_per_sample"] == 3
+    assert title["samples_by_size"] == {0: 1, 1: 1, 2: 1, 3: 1}
+    # Two batches of 2 samples, 3 and 2 places wide.
+    assert title["padding_waste"] == 1 - 6 / 10
+    # 2 distinct of 3 lookups, then 1 of 1.
+    assert title["unique_ratio"] == 3 / 4
+    body = report.features["body"]
+    assert body["num_truncated"] == 1
+    assert body["padding_waste"] == 1 - 5 / 8
+    assert report.features["user"]["padding_waste"] == 0
+
+
+def test_tables_are_counted_over_their_features():
+    report = tlm.inspect_ids(dataset(), config(), optimizer=tpu.SGD(0.1))
+    words = report.tables["words"]
+    assert words["num_lookups"] == 4 + 6
+    assert words["num_distinct"] == 4
+    assert words["coverage"] == 0.4
+    assert words["hottest_rows"] == [(1, 7), (2, 1), (3, 1), (4, 1)]
+    assert words["share_of_hottest"] == {1: 0.7, 10: 1, 100: 1, 1000: 1}
+    assert (words["num_bytes"], words["num_slot_bytes"]) == (160, 320)
+    assert words["bytes_by_optimizer"] == {
+        "SGD": 160, "Adagrad": 320, "AdagradMomentum": 480, "Adam": 480,
+        "FTRL": 480}
+    assert report.tables["<users>"]["num_slot_bytes"] == 0
+
+
+def test_labels_are_left_alone_and_batches_may_be_limited():
+    batches = tf.data.Dataset.from_tensors(
+        ({"x": tf.constant([1, 2])}, tf.constant([0.0, 1.0]))).repeat()
+    report = tlm.inspect_ids(
+        batches, {"x": tpu.FeatureConfig(tpu.TableConfig(4, 2, name="t"))},
+        max_batches=3)
+    assert report.num_batches == 3
+    assert report.features["x"]["num_ids"] == 6
+
+
+def test_a_dataset_without_batches_is_reported_as_such():
+    report = tlm.inspect_ids([], config())
+    assert report.tables["words"]["num_lookups"] == 0
+    assert report.features["title"]["mean_ids_per_sample"] == 0
+    assert "<h1>Ids of 0 batches" in report.html()
+
+
+def test_the_numbers_are_plain_values():
+    report = tlm.inspect_ids(dataset(), config())
+    json.dumps(report.to_dict())
+    assert report.to_dict()["tables"]["words"]["num_rows"] == 10
+
+
+def test_two_tables_are_printed():
+    stream = io.StringIO()
+    tlm.inspect_ids(dataset(), config()).print(
+        console.Console(file=stream, width=200))
+    shown = stream.getvalue()
+    for words in ("Features", "Tables", "title", "2 (-3 to 11)", "160 B",
+                  "70.0%"):
+        assert words in shown
+
+
+def test_the_page_is_whole_and_loads_nothing(tmp_path):
+    report = tlm.inspect_ids(dataset(), config(2))
+    report.save_html(tmp_path / "ids.html")
+    page = (tmp_path / "ids.html").read_text()
+    assert page.count("<svg") == 3 + 2
+    for part in page.split("<svg")[1:]:
+        xml.dom.minidom.parseString("<svg" + part.split("</svg>")[0]
+                                    + "</svg>")
+    for loading in ("http", "<script", "@import", "<link", "url("):
+        assert loading not in page
+    assert "&lt;users&gt;" in page
+    assert "<users>" not in page
+    assert "<td class=bad>2 (-3 to 11)</td>" in page
+
+
+def test_other_structures_and_types_are_refused():
+    with pytest.raises(ValueError, match="`dataset` must have the structure"):
+        tlm.inspect_ids([{"title": tf.constant([1])}], config())
+    only = {"x": tpu.FeatureConfig(tpu.TableConfig(4, 2, name="t"))}
+    with pytest.raises(TypeError, match="'x' must be integers"):
+        tlm.inspect_ids([{"x": tf.constant([1.0])}], only)
+
+
+def test_counts_equal_those_of_one_long_list():
+    rng = np.random.default_rng(4)
+    counts, everything = id_counts.RowCounts(), []
+    for _ in range(20):
+        ids = rng.zipf(1.5, 50) % 40
+        counts.add(*np.unique(ids, return_counts=True))
+        everything.extend(ids.tolist())
+    found = np.bincount(everything, minlength=40)
+    assert dict(zip(*(one.tolist() for one in counts.items()))) == {
+        row: count for row, count in enumerate(found.tolist()) if count}
+    assert counts.share_of_hottest(5) == np.sort(found)[-5:].sum() / 1000
