@@ -13,14 +13,15 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-_CPU = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(
-    _CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+if __name__ == "__main__":
+    # Two devices of each process; what follows would make it four.
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2)
 
-# Splits the CPU in four, unless that was done.
-from tests.layout import twins  # noqa: E402
-from tests.layout.meshes import axes_of  # noqa: E402
-from tf_layoutmap.layout import to_host, to_mesh  # noqa: E402
+from tests.layout import twins
+from tests.layout.meshes import axes_of
+from tf_layoutmap.layout import to_host, to_mesh
 
 dtensor = tf.experimental.dtensor
 
