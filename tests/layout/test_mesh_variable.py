@@ -119,5 +119,13 @@ def test_a_copy_is_refused(variable):
         copy.deepcopy(variable)
 
 
+def test_a_copy_of_a_plain_variable_stays_plain(mesh):
+    plain = keras.Variable(VALUE)
+    with tlm.layout_map_scope(tlm.LayoutMap(mesh)):
+        twin = copy.copy(plain)
+    assert type(twin) is keras.Variable
+    np.testing.assert_array_equal(twin.numpy(), VALUE)
+
+
 def test_repr_shows_the_value(variable):
     assert "path=table" in repr(variable)

@@ -57,7 +57,8 @@ def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
 
 def _new_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
-    if cls is not keras.Variable:
+    # Without arguments it is a copy of a variable that is somewhere already.
+    if cls is not keras.Variable or not (args or kwargs):
         return object.__new__(cls)
     home, owner, is_state = home_of_new_variable()
     if home is None:
