@@ -1,0 +1,397 @@
+"""`ShardedEmbedding` on a mesh, beside the same layer on the host."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layers.models import weighted_sum
+from tests.layout.meshes import axes_of, layout_of, mesh_of
+
+dtensor = tf.experimental.dtensor
+rules = tf.tpu.experimental.embedding
+
+NUM_ROWS, DIM, LENGTH, BATCH = 24, 4, 3, 8
+NUM_SAMPLES = 20 * BATCH
+RULES = {"sgd": lambda: rules.SGD(0.5),
+         "adagrad": lambda: rules.Adagrad(0.5),
+         "adam": lambda: rules.Adam(0.05),
+         "dense adam": lambda: rules.Adam(0.05, lazy_adam=False),
+         "ftrl": lambda: rules.FTRL(0.05),
+         "clipped": lambda: rules.Adagrad(0.5, clipvalue=(-0.25, 0.25))}
+MESHES = {"2x2": dict(batch=2, model=2), "1x4": dict(batch=1, model=4)}
+ROWS = ("model", None)
+
+
+@pytest.fixture(params=MESHES, scope="module")
+def mesh(request):
+    return mesh_of(**MESHES[request.param])
+
+
+def batches():
+    """Ids with repetitions, in a sample and in a batch, and whole numbers."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, NUM_ROWS, (NUM_SAMPLES, LENGTH))
+    ids[:, 1] = ids[:, 0]
+    y = rng.integers(-4, 5, (NUM_SAMPLES, LENGTH, DIM)).astype(np.float32)
+    return ids, y
+
+
+IDS, Y = batches()
+
+
+def model_of(optimizer, calls=1, **options):
+    keras.utils.set_random_seed(5)
+    ids = keras.Input([LENGTH], dtype="int64")
+    layer = tlm.layers.ShardedEmbedding(
+        NUM_ROWS, DIM, optimizer=optimizer, name="words", **options)
+    rows = [layer(ids) for _ in range(calls)]
+    return keras.Model(ids, rows[0] if calls == 1 else keras.layers.add(rows))
+
+
+def scope(mesh, axes=ROWS, init="host"):
+    layout_map = tlm.LayoutMap(mesh)
+    if axes is not None:
+        layout_map["words.embeddings"] = layout_of(mesh, *axes)
+    return tlm.layout_map_scope(layout_map, init=init)
+
+
+def on_mesh(mesh, optimizer, axes=ROWS, init="host", **options):
+    with scope(mesh, axes, init):
+        return model_of(optimizer, **options)
+
+
+def table_of(model):
+    return model.get_layer("words")
+
+
+def fit(model, num_steps=20, **options):
+    model.compile(keras.optimizers.SGD(0.1), loss=weighted_sum, **options)
+    last = num_steps * BATCH
+    return model.fit(IDS[:last], Y[:last], batch_size=BATCH, shuffle=False,
+                     verbose=0).history["loss"]
+
+
+def assert_same_tables(first, second):
+    """Rows, slot variables and step counts, to the bit."""
+    a, b = table_of(first), table_of(second)
+    np.testing.assert_array_equal(a.embeddings.numpy(), b.embeddings.numpy())
+    assert a.optimizer.slots.keys() == b.optimizer.slots.keys()
+    for name, slot in a.optimizer.slots.items():
+        np.testing.assert_array_equal(
+            slot.numpy(), b.optimizer.slots[name].numpy(), err_msg=name)
+    assert int(a.optimizer.iterations) == int(b.optimizer.iterations)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_fit_equals_the_table_on_the_host_to_the_bit(mesh, rule):
+    host, meshed = model_of(RULES[rule]()), on_mesh(mesh, RULES[rule]())
+    assert_same_tables(host, meshed)
+    # The mean of a batch is summed in another order.
+    np.testing.assert_allclose(fit(meshed), fit(host), rtol=1e-5, atol=1e-5)
+    assert int(table_of(host).optimizer.iterations) == 20
+    assert_same_tables(host, meshed)
+    for variable in (table_of(meshed).embeddings,
+                     *table_of(meshed).optimizer.slots.values()):
+        assert axes_of(variable) == ROWS
+
+
+def test_a_dense_layer_behind_the_table_trains_as_without_a_mesh(mesh):
+    def make():
+        keras.utils.set_random_seed(2)
+        return keras.Sequential([
+            keras.Input([LENGTH], dtype="int64"),
+            tlm.layers.ShardedEmbedding(
+                NUM_ROWS, DIM, optimizer=rules.Adam(0.05), name="words"),
+            keras.layers.Flatten(), keras.layers.Dense(DIM, name="head")])
+
+    losses = []
+    host = make()
+    with scope(mesh):
+        meshed = make()
+    for model in (host, meshed):
+        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        losses.append(model.fit(
+            IDS, Y[:, 0], batch_size=BATCH, shuffle=False, verbose=0,
+            validation_data=(IDS[:16], Y[:16, 0])).history)
+    # Sums over devices come in another order.
+    for name in losses[0]:
+        np.testing.assert_allclose(losses[0][name], losses[1][name], rtol=1e-5)
+    np.testing.assert_allclose(
+        host.predict(IDS[:5], verbose=0), meshed.predict(IDS[:5], verbose=0),
+        rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_called_twice_takes_one_step(mesh):
+    host = model_of(RULES["adagrad"](), calls=2)
+    meshed = on_mesh(mesh, RULES["adagrad"](), calls=2)
+    for model in (host, meshed):
+        fit(model, 2)
+    assert_same_tables(host, meshed)
+    assert int(table_of(meshed).optimizer.iterations) == 2
+
+
+def test_train_on_batch_and_a_batch_that_does_not_divide(mesh):
+    host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
+    for model in (host, meshed):
+        model.compile("sgd", loss=weighted_sum)
+        model.train_on_batch(IDS[:8], Y[:8])
+        model.train_on_batch(IDS[:4], Y[:4])
+        # One sample: the mean is exact.
+        model.train_on_batch(IDS[:1], Y[:1])
+    assert_same_tables(host, meshed)
+
+
+def test_only_rows_of_the_batch_change(mesh):
+    meshed = on_mesh(mesh, RULES["adagrad"]())
+    before = table_of(meshed).embeddings.numpy()
+    meshed.compile("sgd", loss=weighted_sum)
+    meshed.train_on_batch(np.full([4, LENGTH], NUM_ROWS - 1),
+                          np.ones([4, LENGTH, DIM], np.float32))
+    changed = np.any(table_of(meshed).embeddings.numpy() != before, axis=1)
+    assert np.flatnonzero(changed).tolist() == [NUM_ROWS - 1]
+
+
+@pytest.mark.parametrize("in_a_function", [True, False])
+def test_a_custom_loop(mesh, in_a_function):
+    host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
+    for model in (host, meshed):
+        is_meshed = model is meshed
+        optimizer = keras.optimizers.SGD(0.1)
+
+        def step(ids, y, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(weighted_sum(y, model(ids)))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            assert isinstance(gradients[0], tf.IndexedSlices)
+            optimizer.apply_gradients(
+                zip(gradients, model.trainable_variables))
+
+        def put(value, is_meshed=is_meshed):
+            return tf.constant(value) if not is_meshed else tlm.layout.to_mesh(
+                value, dtensor.Layout.batch_sharded(
+                    mesh, "batch", value.ndim))
+
+        run = tf.function(step) if in_a_function else step
+        with (dtensor.default_mesh(mesh) if is_meshed and not in_a_function
+              else contextlib.nullcontext()):
+            for start in range(0, 3 * BATCH, BATCH):
+                batch = slice(start, start + BATCH)
+                run(put(IDS[batch]), put(Y[batch]))
+    assert_same_tables(host, meshed)
+
+
+def test_gradients_that_nobody_applies_train_nothing(mesh):
+    meshed = on_mesh(mesh, RULES["sgd"]())
+    before = table_of(meshed).embeddings.numpy()
+    meshed.compile("sgd", loss=weighted_sum)
+    meshed.evaluate(IDS[:8], Y[:8], verbose=0)
+    meshed.predict(IDS[:8], verbose=0)
+    np.testing.assert_array_equal(table_of(meshed).embeddings.numpy(), before)
+    assert int(table_of(meshed).optimizer.iterations) == 0
+
+
+def test_learning_rate_schedules_and_loss_scale(mesh):
+    def optimizer():
+        return rules.SGD(keras.optimizers.schedules.ExponentialDecay(
+            0.5, 1, 0.5))
+
+    host, meshed = model_of(optimizer()), on_mesh(mesh, optimizer())
+    for model in (host, meshed):
+        model.compile(keras.optimizers.SGD(0.1, loss_scale_factor=4.0),
+                      loss=weighted_sum)
+        model.fit(IDS[:24], Y[:24], batch_size=BATCH, shuffle=False, verbose=0)
+    assert_same_tables(host, meshed)
+
+
+def test_an_optimizer_made_outside_the_scope_follows_the_table(mesh):
+    host = model_of(RULES["adagrad"]())
+    layer = tlm.layers.ShardedEmbedding(
+        NUM_ROWS, DIM, optimizer=RULES["adagrad"]())
+    meshed = on_mesh(mesh, layer.optimizer)
+    for model in (host, meshed):
+        fit(model, 2)
+    assert_same_tables(host, meshed)
+
+
+def test_each_device_holds_its_rows_and_no_more(mesh):
+    meshed = on_mesh(mesh, RULES["adam"](), init="sharded")
+    fit(meshed, 1)
+    num_parts = mesh.dim_size("model")
+    layer = table_of(meshed)
+    for variable in (layer.embeddings, *layer.optimizer.slots.values()):
+        parts = dtensor.unpack(variable.value.read_value())
+        assert len(parts) == 4
+        for part in parts:
+            assert part.shape == (NUM_ROWS // num_parts, DIM)
+
+
+@pytest.mark.parametrize("verb", ["fit", "predict", "call"])
+@pytest.mark.parametrize("bad", [NUM_ROWS, -1])
+def test_an_id_outside_the_table_is_an_error(mesh, verb, bad):
+    meshed = on_mesh(mesh, RULES["sgd"]())
+    before = table_of(meshed).embeddings.numpy()
+    ids = IDS[:8].copy()
+    ids[2, 1] = bad
+    meshed.compile("sgd", loss=weighted_sum)
+    # Some device tells of the id, another that its peer has stopped.
+    with pytest.raises((tf.errors.InvalidArgumentError,
+                        tf.errors.CancelledError)):
+        if verb == "fit":
+            meshed.fit(ids, Y[:8], verbose=0)
+        elif verb == "predict":
+            meshed.predict(ids, verbose=0)
+        else:
+            np.asarray(meshed(ids))
+        # Errors of a function arrive with the next read.
+        table_of(meshed).embeddings.numpy()
+    with contextlib.suppress(tf.errors.OpError):
+        table_of(meshed).embeddings.numpy()
+    np.testing.assert_array_equal(table_of(meshed).embeddings.numpy(), before)
+
+
+def save_weights(model, path):
+    model.save_weights(path / "model.weights.h5")
+
+
+def load_weights(model, path):
+    model.load_weights(path / "model.weights.h5")
+
+
+def save_checkpoint(model, path):
+    tf.train.Checkpoint(model=model).write(str(path / "checkpoint"))
+
+
+def load_checkpoint(model, path):
+    tf.train.Checkpoint(model=model).read(
+        str(path / "checkpoint")).assert_existing_objects_matched()
+
+
+@pytest.mark.parametrize("save, load", [(save_weights, load_weights),
+                                        (save_checkpoint, load_checkpoint)])
+@pytest.mark.parametrize("start, end", [
+    ("mesh", "host"), ("host", "mesh"), ("mesh", "other mesh")])
+def test_saved_anywhere_and_loaded_anywhere(
+        save, load, start, end, tmp_path):
+    def make(where):
+        if where == "host":
+            return model_of(RULES["adam"](), num_shards=3)
+        sizes = MESHES["2x2" if where == "mesh" else "1x4"]
+        return on_mesh(mesh_of(**sizes), RULES["adam"]())
+
+    first, second = make(start), make(end)
+    fit(first, 3)
+    save(first, tmp_path)
+    load(second, tmp_path)
+    assert_same_tables(first, second)
+    fit(first, 2)
+    fit(second, 2)
+    assert_same_tables(first, second)
+
+
+def test_a_whole_model_is_loaded_under_another_roof(mesh, tmp_path):
+    host = model_of(RULES["adagrad"](), num_shards=3)
+    fit(host, 2)
+    host.save(tmp_path / "host.keras")
+    with scope(mesh):
+        meshed = keras.models.load_model(tmp_path / "host.keras")
+    assert_same_tables(host, meshed)
+    assert axes_of(table_of(meshed).embeddings) == ROWS
+    meshed.save(tmp_path / "mesh.keras")
+    again = keras.models.load_model(tmp_path / "mesh.keras")
+    assert_same_tables(host, again)
+
+
+def test_weights_without_an_optimizer_start_it_anew(mesh, tmp_path):
+    plain = model_of(None)
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    meshed = on_mesh(mesh, RULES["adagrad"]())
+    fit(meshed, 2)
+    meshed.load_weights(tmp_path / "plain.weights.h5")
+    layer = table_of(meshed)
+    assert int(layer.optimizer.iterations) == 0
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), table_of(plain).embeddings.numpy())
+    np.testing.assert_array_equal(
+        layer.optimizer.accumulators.numpy(),
+        np.full([NUM_ROWS, DIM], 0.1, np.float32))
+
+
+def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
+    meshed = on_mesh(mesh, RULES["adagrad"]())
+    fit(meshed, 1)
+    meshed.export(str(tmp_path), verbose=False)
+    served = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_array_equal(
+        served.serve(IDS[:4]), table_of(meshed).embeddings.numpy()[IDS[:4]])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        served.serve(np.full([1, LENGTH], NUM_ROWS))
+
+
+@pytest.mark.parametrize("axes", [None, (None, "model")])
+def test_without_an_optimizer_the_models_own_trains_the_table(mesh, axes):
+    host, meshed = model_of(None), on_mesh(mesh, None, axes)
+    for model in (host, meshed):
+        model.compile(keras.optimizers.Adagrad(0.5), loss=weighted_sum)
+        model.fit(IDS, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    np.testing.assert_allclose(
+        table_of(meshed).embeddings.numpy(),
+        table_of(host).embeddings.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [None, (None, "model"), ("batch", "model")])
+def test_a_layout_that_does_not_divide_the_rows_alone_is_refused(axes):
+    with pytest.raises(ValueError, match=(
+            r"words\.embeddings \(24, 4\) with layout .*layer 'words' .*whose "
+            r"rows are divided .*set the key \"words\.embeddings\"")):
+        on_mesh(mesh_of(batch=2, model=2), RULES["sgd"](), axes)
+
+
+def test_divided_rows_without_an_optimizer_are_refused():
+    with pytest.raises(ValueError, match="layer 'words' .*optimizer=None "
+                       "would gather the table.*give it an optimizer"):
+        on_mesh(mesh_of(batch=2, model=2), None)
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="words.embeddings .7, 2.*does not "
+                       "divide: use a multiple of 2"):
+        with scope(mesh_of(batch=2, model=2)):
+            keras.Sequential([
+                keras.Input([2], dtype="int64"),
+                tlm.layers.ShardedEmbedding(
+                    7, 2, optimizer="sgd", name="words")])
+
+
+@pytest.mark.parametrize("options", [
+    dict(num_shards=2),
+    dict(partitioner=tlm.partitioners.FixedShardsPartitioner(2))])
+def test_shards_cut_by_hand_are_refused_on_a_mesh(options):
+    with pytest.raises(ValueError, match="must be None on a mesh"):
+        on_mesh(mesh_of(batch=2, model=2), RULES["sgd"](), **options)
+
+
+def test_ids_that_are_floats_are_refused_on_a_mesh():
+    meshed = on_mesh(mesh_of(batch=2, model=2), RULES["sgd"]())
+    with pytest.raises(TypeError, match="ids must be a dense tensor of "
+                       "integers.*float32"):
+        table_of(meshed)(np.zeros([2, 3], np.float32))
+
+
+def test_accumulated_gradients_are_refused():
+    meshed = on_mesh(mesh_of(batch=2, model=2), RULES["sgd"]())
+    meshed.compile(keras.optimizers.SGD(gradient_accumulation_steps=2),
+                   loss=weighted_sum)
+    with pytest.raises(ValueError, match="must not accumulate gradients"):
+        meshed.fit(IDS[:8], Y[:8], verbose=0)
+
+
+def test_explain_shows_the_table_and_what_is_wrong_with_it():
+    mesh = mesh_of(batch=2, model=2)
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["words.embeddings"] = layout_of(mesh, None, "model")
+    shown = str(layout_map.explain(model_of(RULES["sgd"]())))
+    assert "whose rows are divided" in " ".join(shown.split())
