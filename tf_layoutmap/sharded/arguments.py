@@ -140,8 +140,12 @@ def from_offsets(offsets: Any, name: str) -> RowPartition:
 
 def partition_to_make(shape: tuple, dtype: tf.DType, axis: int,
                       placement: Any, partitioner: Any, num_shards: Any,
-                      devices: Any, name: str) -> RowPartition:
-    """Returns the partition that `create` or `reshard` is asked for."""
+                      devices: Any, name: str,
+                      default_num_shards: int = 1) -> RowPartition:
+    """Returns the partition that `create` or `reshard` is asked for.
+
+    The last argument counts where no other one says how many shards.
+    """
     size = shape[axis]
     fixed = None
     if isinstance(placement, RowPartition):
@@ -162,8 +166,9 @@ def partition_to_make(shape: tuple, dtype: tf.DType, axis: int,
                 f"{('rows', 'columns')[axis]}. Received: {fixed.num_rows} "
                 f"(table {name!r}).")
         return partition_of(list(fixed.sizes), fixed, axis, name)
-    if devices is not None and partitioner is None and num_shards is None:
-        num_shards = len(devices)
+    if partitioner is None and num_shards is None:
+        num_shards = (default_num_shards if devices is None
+                      else len(devices))
     count = _number_of_shards(
         partitioner, num_shards, shape, dtype, axis, name)
     sizes = list(RowPartition.div(size, count).sizes)
@@ -190,8 +195,7 @@ def _number_of_shards(partitioner: Any, num_shards: Any, shape: tuple,
             f"given. Received: {partitioner!r} and {num_shards!r} (table "
             f"{name!r}).")
     if partitioner is None:
-        partitioner = FixedShardsPartitioner(
-            1 if num_shards is None else num_shards)
+        partitioner = FixedShardsPartitioner(num_shards)
     if not callable(partitioner):
         raise TypeError(_checks.message(
             "partitioner", "callable", partitioner, f"table {name!r}"))

@@ -180,15 +180,10 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
                 "`reshard` must be called outside of tf.function, because it "
                 f"makes variables (table {shards.name!r}).")
         devices = arguments.check_devices(devices, shards.name)
-        is_counted = not (num_shards is None and partitioner is None
-                          and devices is None) or not (
-            placement is None or isinstance(placement, str)
-            or callable(placement) and not isinstance(placement, RowPartition))
         partition = arguments.partition_to_make(
             tuple(shards.shape.as_list()), shards.dtype, shards.axis,
-            placement, partitioner,
-            num_shards if is_counted else len(shards.variables), devices,
-            shards.name)
+            placement, partitioner, num_shards, devices, shards.name,
+            default_num_shards=len(shards.variables))
         if devices is not None:
             devices = [devices[shard % len(devices)]
                        for shard in range(partition.num_shards)]
