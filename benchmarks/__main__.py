@@ -11,6 +11,7 @@ from absl import app, flags
 import tf_layoutmap as tlm
 from benchmarks import (
     embedding_step,
+    mesh_embedding,
     sharded_embedding,
     sharded_variable,
     workloads,
@@ -22,6 +23,7 @@ _JSON = flags.DEFINE_string(
     "json", None, "A file that gets the medians, in milliseconds.")
 
 _BENCHMARKS = {"embedding_step": embedding_step.report,
+               "mesh_embedding": mesh_embedding.report,
                "sharded_embedding": sharded_embedding.report,
                "sharded_variable": sharded_variable.report}
 

@@ -1,0 +1,179 @@
+"""One training step of a table whose rows a mesh divides.
+
+A batch of 4,096 ids, rows of 64 columns, SGD, on a 2x2 mesh of logical CPUs.
+Contestants:
+
+* `tlm.100k`, `tlm.400k`, `tlm.4m`: `tlm.layers.ShardedEmbedding` under
+  `tlm.layout_map_scope`, by number of rows: the step that `fit` runs, batch to
+  mesh and loss to host included;
+* `dtensor.400k`: what stock DTensor offers: it gathers the table to look rows
+  up, and trains it with a gradient of all rows.
+
+All draw from as many rows as the small table has, spread evenly over the
+larger ones. Peak memory is that of the first two steps, compiling included,
+over what the process held before, each contestant in a process of its own.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import rich.table
+
+from benchmarks import peak_memory, timing, workloads
+
+NUM_IDS = 4096
+DIM = 64
+LEARNING_RATE = 0.05
+SIZES = {"100k": 100_000, "400k": 400_000, "4m": 4_000_000}
+CONTESTANTS = (*(f"tlm.{size}" for size in SIZES), "dtensor.400k")
+_PEAKS = ("tlm.400k", "dtensor.400k")
+
+
+def _mesh():
+    """A 2x2 mesh; the first thing TensorFlow does in its process."""
+    import tensorflow as tf
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if not tf.config.get_logical_device_configuration(cpu):
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+    return tf.experimental.dtensor.create_mesh(
+        [("batch", 2), ("model", 2)], devices=[f"CPU:{i}" for i in range(4)])
+
+
+def _ours(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
+    """The step of `fit`."""
+    import keras
+    import tensorflow as tf
+
+    import tf_layoutmap as tlm
+
+    mesh = _mesh()
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["words.embeddings"] = tf.experimental.dtensor.Layout(
+        ["model", "unsharded"], mesh)
+    with tlm.layout_map_scope(layout_map):
+        model = keras.Sequential([
+            keras.Input((), dtype="int64"), tlm.layers.ShardedEmbedding(
+                num_rows, DIM, name="words",
+                optimizer=tf.tpu.experimental.embedding.SGD(LEARNING_RATE))])
+    model.compile("sgd", loss=lambda y, rows: keras.ops.sum(y * rows, axis=1))
+    step = model.make_train_function()
+    return lambda ids, y: float(step(iter([(ids, y)]))["loss"])
+
+
+def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
+    """The same loss and rule with DTensor's own operations."""
+    import tensorflow as tf
+
+    import tf_layoutmap as tlm
+
+    dtensor = tf.experimental.dtensor
+    mesh = _mesh()
+    table = dtensor.DVariable(dtensor.call_with_layout(
+        tf.zeros, dtensor.Layout(["model", "unsharded"], mesh),
+        shape=(num_rows, DIM)))
+
+    @tf.function
+    def run(ids, y):
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table.read_value(), ids)
+            loss = tf.reduce_mean(tf.reduce_sum(y * rows, axis=1))
+        gradient = tf.convert_to_tensor(tape.gradient(loss, table))
+        table.assign_sub(LEARNING_RATE * gradient)
+        return loss
+
+    def step(ids, y):
+        ids, y = (tlm.layout.to_mesh(value, dtensor.Layout.batch_sharded(
+            mesh, "batch", value.ndim)) for value in (ids, y))
+        loss = float(tlm.layout.to_host(run(ids, y)))
+        # The step ends when the table is written.
+        dtensor.unpack(table.read_value())[0][0].numpy()
+        return loss
+
+    return step
+
+
+class _Contestant:
+    """One step after the other."""
+
+    def __init__(self, name: str, distribution: str):
+        owner, size = name.split(".")
+        num_rows = SIZES[size]
+        rng = np.random.default_rng(7)
+        num_drawn = min(SIZES.values())
+        self._batches = [
+            workloads.draw_ids(rng, distribution, NUM_IDS, num_drawn) *
+            (num_rows // num_drawn) for _ in range(4)]
+        self._y = rng.standard_normal((NUM_IDS, DIM)).astype(np.float32)
+        self._step = {"tlm": _ours, "dtensor": _stock}[owner](num_rows)
+
+    def __call__(self, i: int) -> float:
+        return self._step(self._batches[i % 4], self._y)
+
+
+def _measure_times(distribution: str, rounds: int) -> dict[str, float]:
+    contestants = {name: _Contestant(name, distribution)
+                   for name in CONTESTANTS}
+    times = timing.interleave(contestants, rounds)
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def _measure_peak(name: str, distribution: str) -> float:
+    contestant = _Contestant(name, distribution)
+    return peak_memory.extra_bytes(
+        lambda: [contestant(i) for i in range(2)]) / (1 << 20)
+
+
+def _in_a_process(*arguments: str) -> object:
+    """Runs this module and returns what it prints last.
+
+    Devices are split before TensorFlow's first op, and what a process has
+    held once may stay with it.
+    """
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.mesh_embedding", *arguments],
+        stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
+    """Measures, and puts medians, peaks and ratios side by side."""
+    median = _in_a_process("times", distribution, str(rounds))
+    peaks = {}
+    if peak_memory.is_available():
+        peaks = {name: _in_a_process("peak", distribution, name)
+                 for name in _PEAKS}
+    table = rich.table.Table(
+        title=f"Training step on a 2x2 mesh, {NUM_IDS} ids, {distribution}, "
+              f"{DIM} columns, SGD")
+    for column in ("table", "rows", "step", "/ small table", "DTensor / tlm",
+                   "peak", "DTensor / tlm"):
+        table.add_column(column, justify="right")
+    ours, stock = _PEAKS
+    for name, value in median.items():
+        owner, size = name.split(".")
+        is_pair = name == ours and bool(peaks)
+        table.add_row(
+            {"tlm": "ShardedEmbedding", "dtensor": "stock DTensor"}[owner],
+            f"{SIZES[size]:,}", f"{value:.1f} ms",
+            f"{value / median['tlm.100k']:.2f}",
+            f"{median[stock] / value:.1f}" if name == ours else "",
+            f"{peaks[name]:.0f} MiB" if name in peaks else "",
+            f"{peaks[stock] / peaks[ours]:.1f}" if is_pair else "")
+    return table, {**median, **{f"{name}.peak_mib": value
+                                for name, value in peaks.items()}}
+
+
+def main(argv: list[str]) -> None:
+    what, distribution, argument = argv
+    if what == "times":
+        print(json.dumps(_measure_times(distribution, int(argument))))
+    else:
+        print(json.dumps(_measure_peak(argument, distribution)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
