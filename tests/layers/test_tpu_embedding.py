@@ -236,14 +236,68 @@ def test_output_shapes_are_known_before_anything_is_built():
              "body"].shape == (5, 2, 2)
 
 
-def test_accumulation_and_loss_scales_are_refused():
+def test_accumulated_gradients_are_refused():
+    model = compiled(make_model(), optimizer=keras.optimizers.SGD(
+        0.1, gradient_accumulation_steps=2))
+    with pytest.raises(ValueError, match="must not accumulate"):
+        fit(model, *batches(1))
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0),
+    lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=8.0),
+    lambda: keras.optimizers.SGD(0.1, clipnorm=1e-3),
+])
+def test_what_an_optimizer_does_to_the_loss_leaves_no_trace(
+        make, run_eagerly):
+    model = compiled(make_model(), optimizer=make(), run_eagerly=run_eagerly)
+    x, y = batches(2)
+    fit(model, x, y)
+    found = rows_of(model.get_layer("embedding"))
+    for name, rows in twins(x, y).items():
+        np.testing.assert_allclose(found[name], rows, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_scaled_loss_that_overflows_skips_the_step(run_eagerly):
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=8.0)
+    model = compiled(make_model(), optimizer=optimizer,
+                     run_eagerly=run_eagerly)
     x, y = batches(1)
-    for optimizer in (
-            keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-            keras.optimizers.SGD(0.1, loss_scale_factor=2.0)):
-        model = compiled(make_model(), optimizer=optimizer)
-        with pytest.raises(ValueError, match="neither accumulate"):
-            fit(model, x, y)
+    overflow = y.copy()
+    overflow[0, 0] = np.inf
+    fit(model, x, overflow)
+    np.testing.assert_array_equal(
+        rows_of(model.get_layer("embedding"))["words"], WORDS)
+    fit(model, x, y)
+    for name, rows in twins(x, y).items():
+        np.testing.assert_allclose(
+            rows_of(model.get_layer("embedding"))[name], rows, rtol=1e-6,
+            atol=1e-6)
+
+
+def test_two_calls_in_one_step_are_refused():
+    layer = make_layer()
+    x, _ = batches(1)
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([
+            tf.reduce_sum(layer(x, training=True)["user"]) for _ in range(2)])
+    with pytest.raises(RuntimeError, match="called once in a training step"):
+        tape.gradient(loss, layer.trainable_variables)
+
+
+def test_a_step_that_is_not_applied_is_forgotten():
+    layer = make_layer()
+    x, y = batches(1)
+    layer(x, training=True)
+    model = compiled(make_model(layer))
+    fit(model, x, y)
+    for name, rows in twins(x, y).items():
+        np.testing.assert_allclose(
+            rows_of(layer)[name], rows, rtol=1e-6, atol=1e-6)
 
 
 def test_a_dynamic_rate_cannot_be_saved_in_a_config():

@@ -39,8 +39,12 @@ class _StepWeight(keras.Variable):
         optimizer = _keras_private.applying_optimizer()
         if optimizer is None:
             return super().assign(value)
-        self._layer._apply(optimizer)
+        self._layer._apply(optimizer, value)
         return value
+
+
+# So that what comes to `assign` is 1 over the scale.
+_keras_private.unscale_gradients_of(_StepWeight)
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -66,8 +70,9 @@ class TPUEmbedding(keras.layers.Layer):
     [0.0, 1.0, 1.0, 0.0]
 
     In a training step the layer is called once, by one replica. The model's
-    optimizer must not accumulate gradients or scale the loss, and its other
-    settings (clipping, decay) do not reach the tables. `.keras` and
+    optimizer must not accumulate gradients; a loss scale is taken out of
+    them, and its other settings (clipping, decay) do not reach the tables.
+    A step that is not applied is forgotten by the next call. `.keras` and
     `.weights.h5` files and checkpoints hold tables and slot variables; a
     `.keras` file needs learning rates that are numbers.
 
@@ -106,6 +111,7 @@ class TPUEmbedding(keras.layers.Layer):
         self._spec, _ = config.read_feature_config(
             structure.flatten_with_paths(feature_config), optimizer)
         self._gradients = None
+        self._latest_call = None
 
     @property
     def _feature_config(self) -> Any:
@@ -148,6 +154,8 @@ class TPUEmbedding(keras.layers.Layer):
             found = serving_embedding_lookup(
                 inputs, weights, self.embedding_tables, self._feature_config)
             return tf.nest.map_structure(self._cast, found)
+        # One that was never applied, as when a scaled loss overflowed.
+        self.embedding.reset()
         self.embedding.enqueue(inputs, weights, name=self.name)
         found = self.embedding.dequeue(name=self.name)
         flat = self._connect(
@@ -160,37 +168,51 @@ class TPUEmbedding(keras.layers.Layer):
 
     def _connect(self, step, *activations):
         """The activations, as something that depends on the step weight."""
+        this_call = self._latest_call = object()
+
         @tf.custom_gradient
         def connected(step, *activations):
             def gradient(*gradients):
-                # Kept until the optimizer is applied; the step weight gets a
-                # number that is not finite if one of them is not.
+                if this_call is not self._latest_call:
+                    raise RuntimeError(
+                        f"Layer {self.name!r} must be called once in a "
+                        "training step; give it the features of both calls "
+                        "under names of their own.")
+                # Kept until the optimizer is applied. The step weight gets
+                # 1, but no finite number if one of them is none.
                 self._gradients = gradients
-                return (tf.add_n([
-                    tf.reduce_sum(one) * 0 for one in gradients]),
+                return (1 + tf.add_n([
+                    tf.reduce_sum(one * 0) for one in gradients]),
                     *[None] * len(gradients))
 
             return [tf.identity(one) for one in activations], gradient
 
         return connected(step, *activations)
 
-    def _apply(self, optimizer):
-        """Lets the tables take the step whose gradients were taken last."""
+    def _apply(self, optimizer, scale):
+        """Lets the tables take the step whose gradients were taken last.
+
+        Args:
+          optimizer: The model's.
+          scale: What the gradients are to be multiplied with.
+        """
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
-        if steps or optimizer.loss_scale_factor is not None:
+        if steps:
             raise ValueError(
-                "The model's optimizer must neither accumulate gradients nor "
-                "scale the loss: the tables have optimizers of their own. "
-                f"Received: gradient_accumulation_steps={steps}, "
-                f"loss_scale_factor={optimizer.loss_scale_factor} (layer "
+                "The model's optimizer must not accumulate gradients: the "
+                "tables have optimizers of their own, which take each as a "
+                f"step. Received: gradient_accumulation_steps={steps} (layer "
                 f"{self.name!r}).")
         gradients, self._gradients = self._gradients, None
         if gradients is None:
             raise RuntimeError(
                 f"Layer {self.name!r} has no gradients to apply; call it with "
                 "training=True inside the tape, once per step.")
+        if optimizer.loss_scale_factor is not None:
+            scale = scale / optimizer.loss_scale_factor
+        gradients = [one * scale for one in gradients]
         self.embedding.apply_gradients(
-            tf.nest.pack_sequence_as(self._feature_config, list(gradients)),
+            tf.nest.pack_sequence_as(self._feature_config, gradients),
             name=self.name)
 
     # Shapes, without computing anything: a step must not be enqueued for it.
