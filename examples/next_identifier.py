@@ -3,11 +3,12 @@
     python examples/next_identifier.py
     python examples/next_identifier.py --data=/path/to/my/python/files
     python examples/next_identifier.py --data=movielens
+    python examples/next_identifier.py --mesh=2x2
 
 It reads the standard library of the Python that runs it, trains sharded
 embedding tables and a small Keras tower, measures them on files it has not
 seen, and exports a model that plain TensorFlow serves. Started again, it goes
-on from its newest checkpoint.
+on from its newest checkpoint, with its tower on any mesh or on none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from absl import app, flags, logging
 # Before TensorFlow is imported: its start-up notes say nothing of the model.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import logical_mesh
 from completion.corpus import Corpus, DataError
 from completion.report import Report
 from completion.settings import Settings
@@ -45,8 +47,13 @@ _SHARDS = flags.DEFINE_integer(
 _MAX_HELD_OUT = flags.DEFINE_integer(
     "max_held_out", 40_000, "Held-out positions to measure on; more are "
     "drawn from evenly.", lower_bound=1)
+_MESH = flags.DEFINE_string(
+    "mesh", None, "Logical CPUs along the axes batch and model, such as 2x2, "
+    "that the dense tower is sharded over; the tables stay with the host.")
 _SEED = flags.DEFINE_integer(
     "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0)
+flags.register_validator(
+    "mesh", logical_mesh.is_shape, "must look like 2x2, each size 1 to 99.")
 
 
 def read(data: str) -> Corpus:
@@ -77,7 +84,8 @@ def main(argv: list[str]) -> None:
         run.run(corpus, settings, report, data=_DATA.value,
                 model_dir=_MODEL_DIR.value, fresh=_FRESH.value,
                 save_every=_SAVE_EVERY.value,
-                max_held_out=_MAX_HELD_OUT.value)
+                max_held_out=_MAX_HELD_OUT.value,
+                mesh=_MESH.value and logical_mesh.parse_shape(_MESH.value))
     except DataError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

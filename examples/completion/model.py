@@ -13,6 +13,7 @@ from completion.scoring import (
     dense_ids,
     sampled_loss,
     score_all,
+    tower_input,
 )
 from completion.vocabulary import UNKNOWN
 
@@ -29,6 +30,7 @@ class Completer:
       embedding: The tables, a `tlm.TPUEmbedding`.
       tower: The Keras model on top of them.
       optimizer: The tower's.
+      widths: Of the tower's input, by feature.
     """
 
     def __init__(self, plan: Plan, log_shares: np.ndarray):
@@ -38,18 +40,29 @@ class Completer:
           plan: Tables and features.
           log_shares: `[num_rows]` log of each row's share of training.
         """
-        settings = plan.settings
         self._candidates = plan.tables["candidates"]
         self._log_shares = tf.constant(log_shares)
+        self.widths = plan.tower_widths()
         self.step = tf.Variable(0, dtype=tf.int64, name="step")
         self.embedding = plan.trained_embedding(self.step)
         self.embedding.build()
-        self.tower = tower_of(plan)
-        self.optimizer = tf.keras.optimizers.Adam(
-            tf.keras.optimizers.schedules.CosineDecay(
-                settings.tower_rate, settings.num_steps, alpha=0.05))
-        # Before anything is traced or restored: its variables exist.
-        self.optimizer.build(self.tower.trainable_variables)
+        self.tower = self.make_tower(plan)
+        self.optimizer = optimizer_of(plan, self.tower)
+
+    def make_tower(self, plan: Plan) -> tf.keras.Model:
+        """Returns an untrained tower where it is to be trained."""
+        return tower_of(plan)
+
+    def saved_parts(self) -> dict[str, object]:
+        """Returns what a checkpoint holds, by name."""
+        return {"step": self.step, "embedding": self.embedding,
+                "tower": self.tower, "optimizer": self.optimizer}
+
+    def before_save(self) -> None:
+        """Brings the saved parts up to date."""
+
+    def after_restore(self) -> None:
+        """Takes over what the saved parts were restored to."""
 
     @tf.function(input_signature=[
         FEATURE_SPECS, _IDS, _IDS, tf.TensorSpec([None], tf.float32)])
@@ -71,9 +84,8 @@ class Completer:
         weights = self.tower.trainable_variables
         with tf.GradientTape() as tape:
             tape.watch(activations)
-            outputs = self.tower(
-                {name: activations[name] for name in TOWER_FEATURES},
-                training=True)
+            outputs = self.tower(tower_input(activations, self.widths),
+                                 training=True)
             loss = sampled_loss(outputs, activations, ids, log_expected,
                                 self._log_shares)
         table_gradients, tower_gradients = tape.gradient(
@@ -86,37 +98,32 @@ class Completer:
     @tf.function(input_signature=[FEATURE_SPECS])
     def scores(self, features):
         """Returns `[num_samples, num_rows]` scores of all rows."""
+        activations = self.look_up_only(features)
+        outputs = self.tower(tower_input(activations, self.widths),
+                             training=False)
+        return score_all(
+            outputs, dense_ids(features["recent"], RECENT),
+            dense_ids(features["echo"], ECHOES), self.candidates(),
+            self._log_shares)
+
+    def look_up_only(self, features):
+        """Returns the activations of features that are not trained on."""
         # Forward only, and an empty step still needs all its features.
         nothing = tf.zeros([0], tf.int32)
         self.embedding.enqueue(
             {**features, "target": nothing, "negatives": nothing},
             training=False)
-        activations = self.embedding.dequeue()
-        outputs = self.tower(
-            {name: activations[name] for name in TOWER_FEATURES},
-            training=False)
-        return score_all(
-            outputs, dense_ids(features["recent"], RECENT),
-            dense_ids(features["echo"], ECHOES),
-            tf.convert_to_tensor(
-                self.embedding.embedding_tables[self._candidates]),
-            self._log_shares)
+        return self.embedding.dequeue()
+
+    def candidates(self) -> tf.Tensor:
+        """Returns the table of candidates, `[num_rows, dim]`."""
+        return tf.convert_to_tensor(
+            self.embedding.embedding_tables[self._candidates])
 
     @tf.function(input_signature=[FEATURE_SPECS, _IDS])
     def ranks(self, features, target):
-        """Ranks each target among all rows.
-
-        Returns:
-          `[num_samples]` int32, 1 for the first offer; of equal scores the
-          target's comes last. 0 for a target that is not in the vocabulary.
-        """
-        scores = self.scores(features)
-        tf.debugging.assert_all_finite(
-            scores, "The model's scores are not numbers.")
-        own = tf.gather(scores, target, batch_dims=1)
-        ranks = tf.reduce_sum(
-            tf.cast(scores >= own[:, tf.newaxis], tf.int32), axis=1)
-        return tf.where(target == UNKNOWN, 0, ranks)
+        """Ranks each target among all rows, as `ranks_of` does."""
+        return ranks_of(self.scores(features), target)
 
     @tf.function(input_signature=[FEATURE_SPECS, tf.TensorSpec([], tf.int32)])
     def complete(self, features, num_offers):
@@ -124,22 +131,46 @@ class Completer:
         return tf.math.top_k(self.scores(features), num_offers)
 
     def candidate_rows(self) -> np.ndarray:
-        """Returns the table of candidates, `[num_rows, dim]`."""
-        return tf.convert_to_tensor(
-            self.embedding.embedding_tables[self._candidates]).numpy()
+        """Returns the table of candidates as an array."""
+        return self.candidates().numpy()
+
+
+def ranks_of(scores: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Ranks each target among all rows.
+
+    Args:
+      scores: `[num_samples, num_rows]`.
+      target: `[num_samples]` rows.
+
+    Returns:
+      `[num_samples]` int32, 1 for the first offer; of equal scores the
+      target's comes last. 0 for a target that is not in the vocabulary.
+    """
+    tf.debugging.assert_all_finite(
+        scores, "The model's scores are not numbers.")
+    own = tf.gather(scores, target, batch_dims=1)
+    ranks = tf.reduce_sum(
+        tf.cast(scores >= own[:, tf.newaxis], tf.int32), axis=1)
+    return tf.where(target == UNKNOWN, 0, ranks)
 
 
 def tower_of(plan: Plan) -> tf.keras.Model:
     """Returns an untrained tower for the features of a plan."""
-    shapes = {}
-    for name in TOWER_FEATURES:
-        config = plan.features[name]
-        length = [config.max_sequence_length] * (
-            config.max_sequence_length > 0)
-        shapes[name] = (*length, config.table.dim)
     settings = plan.settings
-    return build_tower(shapes, dim=settings.dim, hidden=settings.hidden,
-                       dropout=settings.dropout, seed=settings.seed)
+    return build_tower(sum(plan.tower_widths().values()), dim=settings.dim,
+                       hidden=settings.hidden, dropout=settings.dropout,
+                       seed=settings.seed)
+
+
+def optimizer_of(plan: Plan, tower: tf.keras.Model):
+    """Returns the tower's optimizer, with all its variables."""
+    settings = plan.settings
+    optimizer = tf.keras.optimizers.Adam(
+        tf.keras.optimizers.schedules.CosineDecay(
+            settings.tower_rate, settings.num_steps, alpha=0.05))
+    # Before anything is traced or restored.
+    optimizer.build(tower.trainable_variables)
+    return optimizer
 
 
 def to_tensors(batch: dict[str, Ragged]) -> dict[str, tf.RaggedTensor]:

@@ -64,6 +64,12 @@ class Plan:
                 max_sequence_length=SEQUENCES.get(feature, 0), name=feature)
             for feature, table in table_of.items()}
 
+    def tower_widths(self) -> dict[str, int]:
+        """Returns how many numbers of a sample the tower sees, by feature."""
+        configs = {name: self.features[name] for name in TOWER_FEATURES}
+        return {name: max(1, config.max_sequence_length) * config.table.dim
+                for name, config in configs.items()}
+
     def serving_features(self) -> dict[str, object]:
         """Returns the configs of what is known when an answer is asked for."""
         return {name: self.features[name] for name in SERVING_FEATURES}

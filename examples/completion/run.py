@@ -8,11 +8,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import logical_mesh
 import numpy as np
 
 from completion import evaluation, serving, training
 from completion.corpus import Corpus, DataError, held_out_documents
 from completion.features import FeatureReader
+from completion.mesh_model import MeshCompleter
 from completion.model import Completer, to_tensors
 from completion.plan import Plan
 from completion.report import Report
@@ -30,14 +32,28 @@ _ASKED = ("self", "append", "path", "ValueError", "len", "i")
 
 def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
         model_dir: str | None, fresh: bool, save_every: int,
-        max_held_out: int) -> None:
+        max_held_out: int, mesh: tuple[int, int] | None = None) -> None:
     """Trains, measures, exports and shows.
+
+    Args:
+      corpus: What was read.
+      settings: Sizes and rates.
+      report: Where a person reads.
+      data: What --data says; a folder in the cache is named after it.
+      model_dir: Where checkpoints go; None for that folder.
+      fresh: Whether to forget the checkpoints there.
+      save_every: Steps between checkpoints.
+      max_held_out: Positions to measure on.
+      mesh: Logical CPUs along the axes "batch" and "model" that the tower
+        is cut over; None for a tower on the host.
 
     Raises:
       DataError: There is too little to learn from, or the folder belongs to
         another model.
       RuntimeError: The exported model answers otherwise than the trained one.
     """
+    # First of all: TensorFlow splits a CPU only before its first op.
+    mesh = None if mesh is None else logical_mesh.make_mesh(mesh)
     held_out = held_out_documents(corpus.documents, fraction=_HELD_OUT,
                                   seed=settings.seed)
     train_positions = corpus.positions_of(~held_out)
@@ -55,8 +71,11 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
                 len(test_positions), unknown)
 
     plan = Plan(reader.num_rows, settings)
-    model = Completer(plan, vocabulary.log_shares())
+    model = (Completer(plan, vocabulary.log_shares()) if mesh is None else
+             MeshCompleter(plan, vocabulary.log_shares(), mesh))
     report.plan(plan.costs(), model.tower.count_params())
+    if mesh is not None:
+        report.say(str(model.layout_map.explain(model.tower)))
 
     facts = {"vocabulary": _digest(vocabulary.names),
              "held out": _digest(np.array(corpus.documents)[held_out]),

@@ -13,12 +13,12 @@ from completion.vocabulary import UNKNOWN
 NEVER = -1e9
 
 
-def build_tower(dims: dict[str, tuple[int, ...]], *, dim: int, hidden: int,
-                dropout: float, seed: int) -> keras.Model:
+def build_tower(width: int, *, dim: int, hidden: int, dropout: float,
+                seed: int) -> keras.Model:
     """Builds the dense part of the model.
 
     Args:
-      dims: Shape of the activations of one sample, by feature.
+      width: Of what `tower_input` gives.
       dim: Columns of the candidates' table.
       hidden: Width of the hidden layer.
       dropout: Share of it left out while training.
@@ -30,17 +30,35 @@ def build_tower(dims: dict[str, tuple[int, ...]], *, dim: int, hidden: int,
       candidate's score gains for being that recent item or that echo.
     """
     keras.utils.set_random_seed(seed)
-    inputs = {name: keras.Input(shape, name=name)
-              for name, shape in dims.items()}
-    flat = [keras.layers.Flatten()(one) for one in inputs.values()]
-    hidden = keras.layers.Dense(hidden, "gelu", name="hidden")(
-        keras.layers.Concatenate()(flat))
+    inputs = keras.Input((width,))
+    hidden = keras.layers.Dense(hidden, "gelu", name="hidden")(inputs)
     hidden = keras.layers.Dropout(dropout, seed=seed)(hidden)
     hidden = keras.layers.LayerNormalization(name="scale")(hidden)
     return keras.Model(inputs, {
         "query": keras.layers.Dense(dim, name="query")(hidden),
         "gates": keras.layers.Dense(RECENT + ECHOES, name="gates")(hidden),
     }, name="tower")
+
+
+def tower_input(activations: dict[str, tf.Tensor],
+                widths: dict[str, int]) -> tf.Tensor:
+    """Returns activations side by side, `[num_samples, sum of widths]`.
+
+    Args:
+      activations: `[num_samples, dim]` or `[num_samples, places, dim]`, by
+        feature.
+      widths: Numbers per sample of each feature of the tower, in order.
+    """
+    return tf.concat([tf.reshape(activations[name], [-1, width])
+                      for name, width in widths.items()], axis=1)
+
+
+def split_input(gradient: tf.Tensor, activations: dict[str, tf.Tensor],
+                widths: dict[str, int]) -> dict[str, tf.Tensor]:
+    """Returns the gradient of `tower_input`'s result by activation."""
+    parts = tf.split(gradient, list(widths.values()), axis=1)
+    return {name: tf.reshape(part, tf.shape(activations[name]))
+            for name, part in zip(widths, parts, strict=True)}
 
 
 def dense_ids(ids: tf.RaggedTensor, width: int) -> tf.Tensor:

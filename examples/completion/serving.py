@@ -15,7 +15,7 @@ from completion.features import ECHOES, RECENT
 from completion.model import FEATURE_SPECS, tower_of
 from completion.plan import TOWER_FEATURES, Plan
 from completion.ragged import Ragged
-from completion.scoring import dense_ids, score_all
+from completion.scoring import dense_ids, score_all, tower_input
 
 _TOLERANCE = 1e-4
 _ELSEWHERE = Path(__file__).with_name("served_elsewhere.py")
@@ -54,7 +54,8 @@ class Served(tf.Module):
             {name: features[name] for name in TOWER_FEATURES}, None, tables,
             self._plan.serving_features())
         scores, rows = tf.math.top_k(score_all(
-            self._tower(activations, training=False),
+            self._tower(tower_input(activations, self._plan.tower_widths()),
+                        training=False),
             dense_ids(features["recent"], RECENT),
             dense_ids(features["echo"], ECHOES),
             tables[self._plan.tables["candidates"]],

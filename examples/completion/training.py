@@ -24,10 +24,9 @@ class Checkpoints:
 
     def __init__(self, model: Completer, folder: Path):
         """Looks into `folder`, which is made if it is not there."""
+        self._model = model
         self._manager = tf.train.CheckpointManager(
-            tf.train.Checkpoint(
-                step=model.step, embedding=model.embedding,
-                tower=model.tower, optimizer=model.optimizer),
+            tf.train.Checkpoint(**model.saved_parts()),
             str(folder / "checkpoints"), max_to_keep=2)
 
     @property
@@ -53,10 +52,12 @@ class Checkpoints:
             raise DataError(
                 f"The checkpoint {self.latest} cannot be restored: {reason} "
                 "Start over with --fresh.") from error
+        self._model.after_restore()
         return self.latest
 
     def save(self, step: int) -> str:
         """Saves and returns the path."""
+        self._model.before_save()
         return self._manager.save(checkpoint_number=step)
 
 

@@ -85,6 +85,34 @@ def test_started_again_it_goes_on_from_the_newest_checkpoint(
 
 
 @pytest.mark.slow
+def test_with_its_tower_on_a_mesh_it_learns_as_much(
+        first_run, sources, tmp_path):
+    arguments = (f"--data={sources}", f"--model_dir={tmp_path}",
+                 "--steps=60", "--batch_size=256")
+    ended = start(*arguments, "--mesh=2x2")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert re.search(r"hidden.kernel +│.*\(None, 'model'\)", ended.stdout)
+    assert "A process without tf_layoutmap gave the same" in ended.stdout
+    figures, expected = figures_of(ended.stdout), figures_of(first_run)
+    # Dropout draws otherwise on a mesh; the counting baselines are equal.
+    assert figures == {name: pytest.approx(both, abs=(
+        0.02 if name == "the model" else 0)) for name, both in
+        expected.items()}
+    # What was saved on a mesh goes on without one.
+    again = start(*arguments)
+    assert "ckpt-60, step 60" in " ".join(again.stdout.split())
+    assert figures_of(again.stdout) == {
+        name: pytest.approx(both, abs=1e-3)
+        for name, both in figures.items()}
+
+
+def test_a_mesh_that_is_none_is_refused():
+    ended = start("--mesh=two")
+    assert ended.returncode != 0
+    assert "must look like 2x2" in ended.stderr
+
+
+@pytest.mark.slow
 def test_a_folder_of_another_model_is_refused(first_run, sources, model_dir):
     ended = start(f"--data={sources / 'email'}", f"--model_dir={model_dir}",
                   "--steps=1", "--batch_size=64")
