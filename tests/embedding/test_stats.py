@@ -57,6 +57,33 @@ def test_weights_of_dropped_ids_go_with_them():
     assert embedding.dequeue()["x"].numpy()[:, 0].tolist() == [4, 28, 0]
 
 
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("length", [0, 2])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("out_of_range", ["drop", "clip"])
+def test_serving_does_the_same_to_such_ids(
+        out_of_range, combiner, length, weighted, form):
+    embedding = embedding_of(out_of_range, combiner=combiner, length=length)
+    ids, weights = RAGGED, None
+    if weighted and not length:
+        weights = ids.with_values(tf.constant([9.0, 2.0, 8.0, 3.0, 4.0]))
+    if form == "sparse":
+        ids = ids.to_sparse()
+        weights = None if weights is None else weights.to_sparse()
+    embedding.enqueue({"x": ids}, {"x": weights}, training=False)
+    np.testing.assert_allclose(
+        embedding({"x": ids}, {"x": weights})["x"], embedding.dequeue()["x"],
+        rtol=1e-6)
+
+
+def test_serving_refuses_other_words():
+    embedding = embedding_of()
+    with pytest.raises(ValueError, match="`out_of_range` must be one of"):
+        tlm.serving_embedding_lookup(
+            {}, None, embedding.embedding_tables, {}, out_of_range="wrap")
+
+
 def test_by_default_such_an_id_is_an_error():
     with pytest.raises(tf.errors.InvalidArgumentError, match="id -1"):
         look_up(RAGGED)

@@ -18,7 +18,7 @@ from tf_layoutmap.embedding import config, ragged_ids, structure
 @tf.autograph.experimental.do_not_convert
 def serving_embedding_lookup(
     inputs: Any, weights: Any | None, tables: Mapping[Any, Any],
-    feature_config: Any,
+    feature_config: Any, *, out_of_range: str = "error",
 ) -> Any:
     """Looks up features in tables, for serving and evaluation.
 
@@ -45,6 +45,8 @@ def serving_embedding_lookup(
       tables: From each `TableConfig` to its rows `[num_rows, dim]`: a
         `tf.Variable`, a tensor or a `ShardedVariable`.
       feature_config: Nested structure of `FeatureConfig`.
+      out_of_range: What becomes of an id that is no row of its table:
+        `"error"`, `"drop"` or `"clip"`, as of `TPUEmbedding`.
 
     Returns:
       The structure of `inputs` with float32 activations: `[num_samples, dim]`,
@@ -59,6 +61,10 @@ def serving_embedding_lookup(
       ValueError: If an input is not in `feature_config`, has no known type,
         or has a weight that does not go with it.
     """
+    if out_of_range not in config.OUT_OF_RANGE:
+        raise ValueError(
+            f"Argument `out_of_range` must be one of {config.OUT_OF_RANGE}. "
+            f"Received: {out_of_range!r}.")
     configs = dict(structure.flatten_with_paths(feature_config))
     named_inputs = structure.flatten_with_paths(inputs)
     flat_weights = structure.flatten_weights(
@@ -78,7 +84,7 @@ def serving_embedding_lookup(
                 f"Missing: {table_configs[0].name!r} (feature {path!r}).")
         activations.append(_lookup(
             spec.features[0], spec.tables[0],
-            tables[feature_config_of.table], value, weight))
+            tables[feature_config_of.table], value, weight, out_of_range))
     return tf.nest.pack_sequence_as(inputs, activations)
 
 
@@ -98,7 +104,7 @@ def _without_optimizer(feature):
     return _View(feature, table=_View(feature.table, optimizer=None))
 
 
-def _lookup(feature, table, rows, value, weight):
+def _lookup(feature, table, rows, value, weight, out_of_range):
     """Activations of one feature."""
     found = ragged_ids.read_feature(feature, value, weight)
     shape = tf.TensorShape(rows.shape)
@@ -108,18 +114,28 @@ def _lookup(feature, table, rows, value, weight):
             f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
             f"{feature.name!r}).")
     ids = tf.cast(found.ids, tf.int64)
-    if feature.validate:
+    if out_of_range == "clip":
+        ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
+    elif out_of_range == "error" and feature.validate:
         ids = _checked_ids(feature, table, ids)
     num_samples = tf.cast(found.num_samples, tf.int64)
     samples = _samples_of(feature, found, ids, num_samples)
+    is_used = None
+    if out_of_range == "drop":
+        is_used = (ids >= 0) & (ids < table.num_rows)
     if feature.is_sequence:
         activations = _place_in_sequence(
-            feature, table, rows, ids, samples, num_samples)
+            feature, table, rows, ids, samples, num_samples, is_used)
         shape = [found.static_num_samples, feature.max_sequence_length]
     else:
+        weights = found.weights if weight is not None else None
+        if is_used is not None:
+            ids, samples = (tf.boolean_mask(one, is_used)
+                            for one in (ids, samples))
+            if weights is not None:
+                weights = tf.boolean_mask(weights, is_used)
         activations = _combine(
-            table, rows, ids, samples, num_samples,
-            found.weights if weight is not None else None)
+            table, rows, ids, samples, num_samples, weights)
         shape = [found.static_num_samples]
     if found.inner_shape:
         return _in_shape(feature, table, found, activations)
@@ -207,11 +223,15 @@ def _combine(table, rows, ids, samples, num_samples, weights):
         found * weights[:, tf.newaxis], samples, num_samples)
 
 
-def _place_in_sequence(feature, table, rows, ids, samples, num_samples):
+def _place_in_sequence(feature, table, rows, ids, samples, num_samples,
+                       is_used):
     """Rows at their positions; what is longer is cut, what is shorter 0."""
     positions = tf.range(tf.size(ids, tf.int64), dtype=tf.int64) - (
         tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
-    kept = tf.where(positions < feature.max_sequence_length)[:, 0]
+    kept = positions < feature.max_sequence_length
+    if is_used is not None:
+        kept &= is_used
+    kept = tf.where(kept)[:, 0]
     places = tf.stack(
         [tf.gather(samples, kept), tf.gather(positions, kept)], axis=1)
     shape = tf.stack([num_samples,

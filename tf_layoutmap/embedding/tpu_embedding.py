@@ -332,7 +332,8 @@ class TPUEmbedding(tf.Module):
         `serving_embedding_lookup`."""
         return serving.serving_embedding_lookup(
             features, weights, self.embedding_tables,
-            self._state.feature_config)
+            self._state.feature_config,
+            out_of_range=self._state.out_of_range)
 
     @_as_written
     def flush(self):

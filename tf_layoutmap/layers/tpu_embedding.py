@@ -91,7 +91,7 @@ class TPUEmbedding(keras.layers.Layer):
           optimizer: Of tables that bring none; None for tables that only
             serve, with `trainable=False`.
           partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
-          out_of_range: As of `tlm.TPUEmbedding`, in training.
+          out_of_range: As of `tlm.TPUEmbedding`.
           **kwargs: Those of every Keras layer, such as `name`.
 
         Raises:
@@ -152,7 +152,8 @@ class TPUEmbedding(keras.layers.Layer):
         """
         if not (training and self.trainable):
             found = serving_embedding_lookup(
-                inputs, weights, self.embedding_tables, self._feature_config)
+                inputs, weights, self.embedding_tables, self._feature_config,
+                out_of_range=self._arguments.out_of_range)
             return tf.nest.map_structure(self._cast, found)
         # One that was never applied, as when a scaled loss overflowed.
         self.embedding.reset()
