@@ -2,12 +2,16 @@
 
 import functools
 
+import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests import strategies
+from tests.embedding import trainer
 from tests.reference import optimizers as reference
 
 tpu = tf.tpu.experimental.embedding
@@ -166,6 +170,83 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(name):
     for options in ({"num_shards": 3}, {"num_shards": 2, "num_replicas": 2}):
         for name_, value in trained(**options).items():
             np.testing.assert_array_equal(value, expected[name_])
+
+
+def train_by_formula(plan):
+    """Trained tables in float64, and activations by step and replica."""
+    tables = {
+        name: reference.Table(one.starting_rows(), one.optimizer[0],
+                              one.optimizer[1], **one.optimizer[2])
+        for name, one in plan.tables.items()}
+    activations = []
+    for step, by_replica in enumerate(plan.bags):
+        terms = {name: [] for name in tables}
+        found = [{} for _ in by_replica]
+        for name, feature in plan.features.items():
+            table = tables[feature.table]
+            for replica in range(len(by_replica)):
+                matrix = trainer.matrix_of(plan, step, replica, name)
+                found[replica][name] = matrix @ table.rows
+                gradient = trainer.coefficients(plan, step, replica)[name]
+                terms[feature.table] += [
+                    (int(place[-1]), matrix[tuple(place)] * gradient[
+                        tuple(place[:-1])])
+                    for place in np.argwhere(matrix)]
+        for name, table in tables.items():
+            table.train(terms[name])
+        activations.append(found)
+    return tables, activations
+
+
+# A training run each, so fewer than of what costs nothing.
+@hypothesis.settings(
+    max_examples=hypothesis.settings.default.max_examples // 2)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rules=st.tuples(*[st.tuples(
+        st.sampled_from(sorted(RULES)),
+        st.sampled_from([None, *sorted(set(MODIFIERS) - {"one by one"})]))]
+        * 2),
+    combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
+    features=st.lists(st.tuples(
+        st.sampled_from(["words", "users"]), st.integers(0, 3),
+        st.sampled_from(["ragged", "sparse", "dense"]), st.booleans()),
+        min_size=1, max_size=4),
+    num_rows=st.integers(1, 9), dim=st.integers(1, 19),
+    num_shards=st.integers(1, 4), num_replicas=st.integers(1, 2))
+def test_any_plan_with_any_rule_equals_its_formula(
+        seed, rules, combiner, features, num_rows, dim, num_shards,
+        num_replicas):
+    tables = {}
+    for i, (name, (rule, modifier)) in enumerate(zip(
+            ("words", "users"), rules)):
+        kind, options = RULES[rule]
+        if any(one[0] == name for one in features):
+            tables[name] = trainer.Table(
+                num_rows + i, dim, combiner,
+                (kind, 0.1, {**options, **MODIFIERS.get(modifier, {})}))
+    plan = trainer.random_plan(
+        np.random.default_rng(seed), tables=tables, features={
+            f"feature_{i}": trainer.Feature(
+                table, length, form,
+                weighted and length == 0 and form != "dense")
+            for i, (table, length, form, weighted) in enumerate(features)},
+        num_replicas=num_replicas, num_shards=num_shards, compiled=False)
+    expected, wanted = train_by_formula(plan)
+    embedding, configs, found = trainer.train_on_engine(plan)
+    # Gains are rounded too, and sums of them.
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    for by_replica, other in zip(found, wanted):
+        for one, two in zip(by_replica, other):
+            for name, value in two.items():
+                np.testing.assert_allclose(one[name], value, **close)
+    for name, config in configs.items():
+        np.testing.assert_allclose(
+            embedding.embedding_tables[config].numpy(), expected[name].rows,
+            **close)
+        for slot, variable in embedding.slot_variables[config].items():
+            np.testing.assert_allclose(
+                variable.numpy(), expected[name].slots[slot], **close)
 
 
 # TensorFlow's own kernels, where there is one for the rule.

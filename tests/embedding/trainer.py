@@ -18,7 +18,8 @@ class Table:
     num_rows: int = 7
     dim: int = 2
     combiner: str = "sum"
-    # As in DenseTables: ("sgd", rate) or ("adagrad", rate, initial).
+    # As in DenseTables: ("sgd", rate) or ("adagrad", rate, initial); or the
+    # name of a TPU optimizer, its rate and a dict of its other settings.
     optimizer: tuple = ("sgd", 0.5)
 
     def starting_rows(self) -> np.ndarray:
@@ -29,8 +30,12 @@ class Table:
 
     def config(self, name: str) -> tpu.TableConfig:
         kind, rate, *rest = self.optimizer
-        optimizer = (tpu.SGD(rate) if kind == "sgd" else
-                     tpu.Adagrad(rate, initial_accumulator_value=rest[0]))
+        if kind == "sgd":
+            optimizer = tpu.SGD(rate)
+        elif kind == "adagrad":
+            optimizer = tpu.Adagrad(rate, initial_accumulator_value=rest[0])
+        else:
+            optimizer = getattr(tpu, kind)(rate, **rest[0])
         rows = self.starting_rows()
 
         def initializer(shape, shard_info=None, dtype=None):
