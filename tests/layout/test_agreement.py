@@ -47,6 +47,17 @@ OPTIMIZERS = {
     "Lamb": lambda: O.Lamb(0.003),
 }
 
+
+def attention():
+    """Four heads, so that four devices have one each."""
+    inputs = keras.Input((6,))
+    x = L.Embedding(16, 8, name="e")(inputs)
+    x = L.LayerNormalization(name="n")(
+        x + L.MultiHeadAttention(4, 2, name="att")(x, x, use_causal_mask=True))
+    return keras.Model(inputs, L.Dense(4, name="d2")(
+        L.GlobalAveragePooling1D()(x)))
+
+
 LAYERS = {
     "Dense": (twins.dense_model, twins.FEATURES, twins.DENSE),
     "Embedding rows": (
@@ -62,6 +73,7 @@ LAYERS = {
         twins.FEATURES, {"d1.kernel": (None, "model"),
                          "bn.gamma": ("model",), **test_keras_layers.HEAD}),
     **test_keras_layers.FAST,
+    "attention": (attention, twins.TOKENS, test_keras_layers.ATTENTION),
     **{name: test_keras_layers.SLOW[name] for name in (
         "Conv1D", "Conv2DTranspose", "average pooling",
         "GroupNormalization", "GRU", "TimeDistributed",
