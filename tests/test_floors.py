@@ -30,11 +30,11 @@ FLOORS = {
     "_keras_private": 1,
     "_ops": 1,
     "_op_gradients": 1,
-    "layout": 2,
     "sharded": 2,
     "dtensor": 2,
+    "layout": 3,
     "embedding": 3,
-    "distribution": 3,
+    "distribution": 4,
     "layers": 4,
     "server": 4,
     "": 5,  # tf_layoutmap/__init__.py

@@ -49,19 +49,6 @@ class MeshTableWeight(TrainsItself, MeshVariable):
     def _write(self, value: Any) -> Any:
         return MeshVariable.assign(self, value)
 
-    def read(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of `ids`, in their order, replicated.
-
-        Args:
-          ids: Any shape, int32 or int64, on the mesh.
-        """
-        # Whole before it is flattened: DTensor does not reshape every layout.
-        ids = dtensor.relayout(
-            ids, dtensor.Layout.replicated(self.mesh, ids.shape.rank))
-        rows = sharded_rows.lookup(
-            self.value, tf.reshape(ids, [-1]), name=self.path)
-        return tf.reshape(rows, [*ids.shape, self.shape[1]])
-
 
 class MeshTable:
     """The table of a `MeshTableWeight`; `HostTable` is its twin."""

@@ -14,7 +14,7 @@ from tf_layoutmap.layers import (
     table_store,
 )
 from tf_layoutmap.layers.table_weight import HOST, ShardWeight, TableWeight
-from tf_layoutmap.layout import mesh_home
+from tf_layoutmap.layout import divided_rows, mesh_home
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable, initial_value
 
@@ -299,7 +299,7 @@ class ShardedEmbedding(keras.layers.Layer):
             rows = stock_lookup.gather([self._embeddings.value], ids,
                                        self.name)
         elif self.optimizer:
-            rows = self._embeddings.read(ids)
+            rows = divided_rows.lookup(self._embeddings, ids)
         else:
             rows = stock_lookup.gather_with_dense_gradient(
                 self._embeddings.value, ids)

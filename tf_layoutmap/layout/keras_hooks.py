@@ -9,7 +9,12 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import keras_optimizers, keras_training, mesh_calls
+from tf_layoutmap.layout import (
+    divided_rows,
+    keras_optimizers,
+    keras_training,
+    mesh_calls,
+)
 from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
 from tf_layoutmap.layout.mesh_variable import MeshVariable
 
@@ -27,6 +32,7 @@ def install() -> None:
         layer = keras.layers.Layer
         layer.__new__ = staticmethod(_new_layer(layer.__new__))
         _wrap(layer, "__call__", mesh_calls.call)
+        _wrap(keras.layers.Embedding, "call", divided_rows.embedding_call)
         trainer = _keras_private.TensorFlowTrainer
         _wrap(trainer, "make_train_function",
               keras_training.make_train_function)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout import adoption, host_values
+from tf_layoutmap.layout import adoption, divided_rows, host_values
 from tf_layoutmap.layout.mesh_home import home_of
 from tf_layoutmap.layout.mesh_variable import MeshVariable
 
@@ -43,7 +43,7 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
              else contextlib.nullcontext())
     if home is not None:
         grads = [_with_static_shape(g, v) for g, v in zip(grads, variables)]
-    with scope, _applying(home):
+    with scope, _applying(home, variables):
         return original(
             optimizer, grads,
             None if trainable_variables is None else variables)
@@ -53,13 +53,17 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def _applying(home: Any) -> Iterator[None]:
-    before = getattr(_state, "home", None)
-    _state.home = home
+def _applying(home: Any, variables: Iterable[Any]) -> Iterator[None]:
+    before = getattr(_state, "now", (None, {}))
+    # Slot variables lie like their weight, and have its shape.
+    axes = {} if home is None else {
+        tuple(v.shape): axis for v in variables
+        if (axis := divided_rows.axis_of(v)) is not None}
+    _state.now = home, axes
     try:
         yield
     finally:
-        _state.home = before
+        _state.now = before
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
@@ -69,11 +73,16 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     be, and DTensor cannot cut what has no size. An update has no such rows:
     divisors of optimizers are above zero.
     """
-    if (getattr(_state, "home", None) is None or
+    home, axes = getattr(_state, "now", (None, {}))
+    if (home is None or
             not isinstance(dividend, tf.IndexedSlices) or
             len(getattr(divisor, "shape", ())) == 0):
         return original(dividend, divisor)
-    divisor = tf.gather(tf.convert_to_tensor(divisor), dividend.indices)
+    divisor = tf.convert_to_tensor(divisor)
+    axis = axes.get(tuple(divisor.shape))
+    divisor = (tf.gather(divisor, dividend.indices) if axis is None else
+               divided_rows.gather(
+                   divisor, dividend.indices, home.mesh, axis))
     return tf.IndexedSlices(
         original(dividend.values, divisor), dividend.indices,
         dividend.dense_shape)
@@ -88,12 +97,16 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
 def assign_add(original: Callable[..., Any], optimizer: Any, variable: Any,
                value: Any) -> Any:
     """Adds, rows of a sparse value too."""
+    if _is_rows_of_divided(variable, value):
+        return divided_rows.add(variable, value, 1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
 
 def assign_sub(original: Callable[..., Any], optimizer: Any, variable: Any,
                value: Any) -> Any:
     """Subtracts, rows of a sparse value too."""
+    if _is_rows_of_divided(variable, value):
+        return divided_rows.add(variable, value, -1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
 
@@ -111,6 +124,11 @@ def assign(original: Callable[..., Any], optimizer: Any, variable: Any,
 
 def _on_mesh(variable: Any) -> bool:
     return isinstance(variable, MeshVariable | dtensor.DVariable)
+
+
+def _is_rows_of_divided(variable: Any, value: Any) -> bool:
+    return (isinstance(value, tf.IndexedSlices) and
+            divided_rows.axis_of(variable) is not None)
 
 
 def _dense_for_mesh(variable: Any, value: Any) -> Any:

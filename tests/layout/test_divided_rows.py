@@ -1,0 +1,89 @@
+"""Keras' own Embedding with its rows divided, beside the one without a mesh."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layout import twins
+from tests.layout.meshes import axes_of, layout_of, mesh_of
+from tf_layoutmap.dtensor import sharded_rows
+from tf_layoutmap.layout import divided_rows, host_values
+from tf_layoutmap.layout.keras_hooks import install
+
+dtensor = tf.experimental.dtensor
+ROWS = ("model", None)
+# With repetitions, and one that Keras counts from the end.
+IDS = twins.TOKENS.copy()
+IDS[:, 1] = IDS[:, 0]
+IDS[0, 0] = -1
+
+
+def model():
+    return keras.Sequential([
+        keras.Input((6,), dtype="int32"),
+        keras.layers.Embedding(16, 8, name="e"),
+        keras.layers.Flatten(), keras.layers.Dense(4, name="head")])
+
+
+@pytest.mark.parametrize("sizes", [dict(batch=2, model=2),
+                                   dict(batch=1, model=4)])
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),
+    lambda: keras.optimizers.Adam(0.01)], ids=["sgd", "adagrad", "adam"])
+def test_it_trains_as_without_a_mesh(sizes, make):
+    trained = twins.assert_trains_alike(
+        model, IDS, {"e.embeddings": ROWS}, mesh=mesh_of(**sizes),
+        optimizer=make)
+    assert axes_of(trained.get_layer("e").embeddings) == ROWS
+    twins.assert_slots_lie_like_weights(trained)
+
+
+def test_its_lookup_and_its_sgd_go_through_our_kernels(monkeypatch):
+    calls = []
+
+    def note(verb):
+        original = getattr(sharded_rows, verb)
+
+        def noted(*args, **kwargs):
+            calls.append(verb)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(sharded_rows, verb, noted)
+
+    note("lookup")
+    note("update")
+    meshed = twins.on_mesh(model, {"e.embeddings": ROWS})
+    twins.fit(meshed, IDS, optimizer=keras.optimizers.SGD(0.1), epochs=1)
+    assert set(calls) == {"lookup", "update"}
+
+
+def test_columns_that_are_divided_are_left_to_dtensor():
+    meshed = twins.on_mesh(model, {"e.embeddings": (None, "model")})
+    assert divided_rows.axis_of(meshed.get_layer("e").embeddings) is None
+    meshed = twins.on_mesh(model, {"e.embeddings": ROWS})
+    assert divided_rows.axis_of(meshed.get_layer("e").embeddings) == "model"
+
+
+def test_an_id_outside_the_table_is_an_error():
+    meshed = twins.on_mesh(model, {"e.embeddings": ROWS})
+    with pytest.raises(tf.errors.OpError):
+        np.asarray(meshed(np.full((2, 6), 16)))
+
+
+def test_without_a_mesh_embedding_is_as_ever():
+    install()
+    layer = keras.layers.Embedding(4, 2)
+    np.testing.assert_array_equal(
+        layer(np.array([[3, -1]]))[0, 0], layer.embeddings.numpy()[3])
+
+
+def test_gather_takes_rows_of_a_divided_tensor():
+    mesh = mesh_of(batch=2, model=2)
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    ids = np.array([7, 0, 0, 4, 3])
+    run = tf.function(
+        lambda t, i: divided_rows.gather(t, i, mesh, "model"))
+    found = run(host_values.to_mesh(rows, layout_of(mesh, *ROWS)),
+                host_values.to_mesh(ids, layout_of(mesh, None)))
+    np.testing.assert_array_equal(host_values.to_host(found), rows[ids])
