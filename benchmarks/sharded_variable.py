@@ -38,7 +38,6 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
     # Variables of its own, or each would see what the other's writes did.
     theirs = tlm.ShardedVariable.create(value, num_shards=num_shards).to_tf()
     offsets = tf.constant(ours.partition.offsets, tf.int64)
-    rows_per_shard = -(-NUM_ROWS // num_shards)
 
     def scatter(table, verb):
         def write(ids, rows):
@@ -47,21 +46,22 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
 
         return tf.function(write)
 
-    # Some of each result: what is not used, TensorFlow does not compute.
     def route_by_op(ids, rows):
         del rows
-        local_rows, _, positions, _ = _ops.route_ids(
-            ids=ids, offsets=offsets, placement="div")
-        return local_rows[:1], positions[:1]
+        return _ops.route_ids(ids=ids, offsets=offsets, placement="div")
 
+    base, extra = divmod(NUM_ROWS, num_shards)
+
+    # As TensorFlow's class does it, for any number of rows.
     def route_by_stock_ops(ids, rows):
         del rows
-        owners = tf.cast(ids // rows_per_shard, tf.int32)
-        local_rows = tf.dynamic_partition(
-            ids % rows_per_shard, owners, num_shards)
-        positions = tf.dynamic_partition(
-            tf.range(tf.size(ids)), owners, num_shards)
-        return local_rows[0][:1], positions[0][:1]
+        owners = tf.maximum(ids // (base + 1), (ids - extra) // base)
+        local_rows = tf.where(
+            owners < extra, ids % (base + 1), (ids - extra) % base)
+        owners = tf.cast(owners, tf.int32)
+        return (tf.dynamic_partition(local_rows, owners, num_shards),
+                tf.dynamic_partition(
+                    tf.range(tf.size(ids)), owners, num_shards))
 
     return {
         "tlm.gather": tf.function(lambda ids, rows: tf.gather(ours, ids)),
@@ -89,8 +89,10 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
 
             def on(run, batches=batches, rows=rows):
                 # Wait for it: functions return before they are done.
-                return lambda i: tf.nest.map_structure(
-                    lambda t: t.numpy(), run(batches[i % len(batches)], rows))
+                # One result is enough to wait for: a function is done as a
+                # whole.
+                return lambda i: tf.nest.flatten(
+                    run(batches[i % len(batches)], rows))[-1].numpy()
 
             times = timing.interleave(
                 {name: on(run) for name, run in contestants.items()}, rounds)

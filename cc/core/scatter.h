@@ -21,21 +21,24 @@ struct Occurrences {
 };
 
 // One bit per row: 125 KiB for a million rows stay in the second-level cache.
+// `from_end` reads the ids backwards: firsts are then the last of their row.
 template <typename Tid>
-Occurrences FindRepeats(Span<const Tid> ids, int64_t num_rows) {
+Occurrences FindRepeats(Span<const Tid> ids, int64_t num_rows,
+                        bool from_end = false) {
   Occurrences found;
   found.firsts.resize(ids.size());
   found.repeats.resize(ids.size());
   int64_t num_firsts = 0;
   std::vector<uint64_t> seen(num_rows / 64 + 1);
-  for (int64_t i = 0; i < ids.size(); ++i) {
+  for (int64_t k = 0; k < ids.size(); ++k) {
+    const int64_t i = from_end ? ids.size() - 1 - k : k;
     uint64_t* word = &seen[static_cast<uint64_t>(ids[i]) >> 6];
     const int is_first = ~(*word >> (ids[i] & 63)) & 1;
     *word |= uint64_t{1} << (ids[i] & 63);
     // Both lists get the position, one of them keeps it: skewed ids would
     // make a branch here hard to predict.
     found.firsts[num_firsts] = static_cast<int32_t>(i);
-    found.repeats[i - num_firsts] = static_cast<int32_t>(i);
+    found.repeats[k - num_firsts] = static_cast<int32_t>(i);
     num_firsts += is_first;
   }
   found.firsts.resize(num_firsts);
@@ -73,11 +76,13 @@ RowGroups GroupRows(Span<const Tid> ids, Span<const int32_t> positions,
 
 // write(row, values of the id) for each id, in the order of ids where a row
 // comes more than once. values is [num_ids, table.dim], or stays where it is
-// if `broadcast`. ids come checked, fewer than 2^31.
+// if `broadcast`. ids come checked, fewer than 2^31. `last_wins` says that a
+// write leaves nothing of what a row was before.
 template <typename T, typename Tid, typename Write>
 void ScatterRows(const ShardedView<T>& table, Span<const Tid> ids,
-                 const T* values, bool broadcast, const Write& write,
-                 int num_workers, const ParallelFor& parallel_for) {
+                 const T* values, bool broadcast, bool last_wins,
+                 const Write& write, int num_workers,
+                 const ParallelFor& parallel_for) {
   const int64_t n = ids.size();
   const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
   const int64_t stride = broadcast ? 0 : table.dim;
@@ -119,13 +124,13 @@ void ScatterRows(const ShardedView<T>& table, Span<const Tid> ids,
   }
   // Rows that come for the first time: no two workers meet on one, in whatever
   // ranges, and values are read in the order in which they lie.
-  Occurrences found = FindRepeats(ids, num_rows);
+  Occurrences found = FindRepeats(ids, num_rows, last_wins);
   parallel_for(found.firsts.size(), cost, [&](int64_t begin, int64_t end) {
     write_range(begin, end, [&](int64_t k) { return found.firsts[k]; });
   });
   // Then the others, those of one row by one worker: no lock, no lost update,
   // and each row sees its ids in their order, whatever the workers.
-  if (found.repeats.empty()) return;
+  if (found.repeats.empty() || last_wins) return;
   write_groups(GroupRows(ids, Span<const int32_t>(found.repeats), num_workers));
 }
 

@@ -22,9 +22,11 @@ std::vector<int64_t> SkewedIds(int64_t num_ids, int64_t num_rows,
   return ids;
 }
 
-// One that shows in which order values came to a row.
-void Mix(float* row, const float* value, int64_t dim) {
-  for (int64_t c = 0; c < dim; ++c) row[c] = row[c] * 0.5f + value[c];
+// One that shows in which order values came to a row, or which one stayed.
+void Mix(float* row, const float* value, int64_t dim, bool last_wins) {
+  for (int64_t c = 0; c < dim; ++c) {
+    row[c] = (last_wins ? 0.0f : row[c] * 0.5f) + value[c];
+  }
 }
 
 TEST(ScatterTest, EqualIdsApplyInTheirOrderForAnyNumberOfWorkers) {
@@ -36,21 +38,27 @@ TEST(ScatterTest, EqualIdsApplyInTheirOrderForAnyNumberOfWorkers) {
       const std::vector<int64_t> ids = SkewedIds(num_ids, 301, num_ids);
       const std::vector<float> values = RandomFloats(num_ids * dim, 5);
       for (bool broadcast : {false, true}) {
-        TestTable expected(partition, dim, 1);
-        const std::vector<float> one = RandomFloats(dim, 6);
-        const float* source = broadcast ? one.data() : values.data();
-        for (int64_t i = 0; i < num_ids; ++i) {
-          Mix(expected.row(ids[i]), source + (broadcast ? 0 : i * dim), dim);
-        }
-        for (int num_workers : {1, 2, 8}) {
-          TestTable table(partition, dim, 1);
-          ScatterRows(
-              table.MutableView(), Span<const int64_t>(ids), source, broadcast,
-              [&](float* row, const float* value) { Mix(row, value, dim); },
-              num_workers, UnevenFor(num_workers, num_ids));
-          ASSERT_EQ(table.shards(), expected.shards())
-              << num_ids << " ids, " << num_shards << " shards, " << num_workers
-              << " workers";
+        for (bool last_wins : {false, true}) {
+          const std::vector<float> one = RandomFloats(dim, 6);
+          const float* source = broadcast ? one.data() : values.data();
+          TestTable expected(partition, dim, 1);
+          for (int64_t i = 0; i < num_ids; ++i) {
+            Mix(expected.row(ids[i]), source + (broadcast ? 0 : i * dim), dim,
+                last_wins);
+          }
+          for (int num_workers : {1, 2, 8}) {
+            TestTable table(partition, dim, 1);
+            ScatterRows(
+                table.MutableView(), Span<const int64_t>(ids), source,
+                broadcast, last_wins,
+                [&](float* row, const float* value) {
+                  Mix(row, value, dim, last_wins);
+                },
+                num_workers, UnevenFor(num_workers, num_ids));
+            ASSERT_EQ(table.shards(), expected.shards())
+                << num_ids << " ids, " << num_shards << " shards, "
+                << num_workers << " workers, last wins: " << last_wins;
+          }
         }
       }
     }

@@ -175,8 +175,8 @@ class ScatterRowsOp : public TableOp {
            const ParallelFor& parallel_for) const {
     const int64_t dim = table.dim;
     auto scatter = [&](auto write) {
-      ScatterRows(table, ids, values, broadcast, write, num_workers,
-                  parallel_for);
+      ScatterRows(table, ids, values, broadcast, verb_ == "update", write,
+                  num_workers, parallel_for);
     };
     // One value for all columns of all rows, or one for each.
     auto scatter_each = [&](auto combine) {
