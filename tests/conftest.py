@@ -1,8 +1,10 @@
 """What all tests share. Cheap on purpose: TensorFlow is not imported here."""
 
 import os
+import sys
 
 import hypothesis
+import pytest
 
 # TensorFlow's start-up notes would bury the one line that matters.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -17,3 +19,19 @@ hypothesis.settings.register_profile(
     "explore", deadline=None, max_examples=500, print_blob=True)
 hypothesis.settings.load_profile(
     "explore" if os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1" else "fixed")
+
+
+@pytest.fixture(autouse=True)
+def no_mesh_left_behind():
+    """Clears a default mesh that outlived its test.
+
+    `dtensor.default_mesh` of TensorFlow 2.21, which `dtensor.relayout` uses
+    too, stays set when an error leaves it. The next test would run on a mesh.
+    """
+    yield
+    api = sys.modules.get("tensorflow.dtensor.python.api")
+    mesh = api and api.get_default_mesh()
+    if mesh is not None:
+        api._dtensor_device()._current_default_mesh = None
+        with api.default_mesh(mesh):  # Leaving it clears what was set.
+            pass

@@ -1,5 +1,9 @@
 """Registration of ops with tf.dtensor."""
 
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,8 +11,9 @@ from tensorflow.experimental import dtensor
 
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 from tests.dtensor.test_sharded_rows import on_mesh, to_numpy
-from tf_layoutmap import _ops
 from tf_layoutmap import dtensor as tlm_dtensor
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -55,22 +60,11 @@ def test_unknown_ops_and_policies_are_refused():
         tlm_dtensor.register_op("Expint", "rowwise")
 
 
-def test_missing_ops_work_on_divided_tensors_once_enabled(mesh):
-    enabled = tlm_dtensor.enable_missing_ops()
-    assert set(enabled) <= set(tlm_dtensor.policies.MISSING_OPS)
-    assert tlm_dtensor.enable_missing_ops() == ()
-    assert all(map(_ops.native.has_expander, tlm_dtensor.policies.MISSING_OPS))
-    x = np.arange(32, dtype=np.float32).reshape(8, 4)
-    on_devices = on_mesh(x, ["batch", "model"], mesh)
-    segments = on_mesh(np.array([0, 0, 1, 1, 1, 2, 2, 3]), ["batch"], mesh)
-
-    @tf.function
-    def f(x, segments):
-        return (tf.reverse(x, [0]), tf.roll(x, 1, 0),
-                tf.math.segment_sum(x, segments))
-
-    reverse, rolled, summed = f(on_devices, segments)
-    np.testing.assert_array_equal(to_numpy(reverse, mesh), x[::-1])
-    np.testing.assert_array_equal(to_numpy(rolled, mesh), np.roll(x, 1, 0))
-    np.testing.assert_array_equal(
-        to_numpy(summed, mesh), np.add.reduceat(x, [0, 2, 5, 7]))
+def test_missing_ops_work_on_divided_tensors_once_enabled():
+    # In a process of its own: it holds for all of a process, and other tests
+    # show that DTensor refuses these ops.
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.dtensor.missing_ops"], cwd=ROOT,
+        capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "all equal" in run.stdout
