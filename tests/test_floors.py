@@ -34,6 +34,8 @@ FLOORS = {
     "dtensor": 2,
     "layout": 3,
     "embedding": 3,
+    "emulation.enum_mend": 2,
+    "emulation": 4,
     "distribution": 4,
     "layers": 4,
     "server": 4,

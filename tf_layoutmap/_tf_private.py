@@ -84,3 +84,7 @@ ResourceVariable = _private(
 
 # Whether an op is registered, before tf.dtensor is told anything about it.
 op_def_of = _private("framework.op_def_registry", "get")
+
+# Base of the TPU optimizers: protobuf 7.34 refuses what it writes, and no
+# public class has the one method that all of them go through.
+TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")

@@ -1,0 +1,1 @@
+"""TensorFlow's TPU embedding without a TPU."""
