@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/lookup.h"
 #include "cc/core/parallel_for.h"
 #include "cc/core/status.h"
 #include "cc/core/step.h"

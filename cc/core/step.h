@@ -5,42 +5,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "cc/core/apply.h"
+#include "cc/core/engine_config.h"
 #include "cc/core/parallel_for.h"
 #include "cc/core/ragged_ids.h"
-#include "cc/core/row_partition.h"
 
 namespace layoutmap {
-
-struct TableSpec {
-  std::string name;
-  RowPartition partition;
-  int64_t dim = 0;
-  Optimizer optimizer = Optimizer::kNone;
-  bool is_quantized = false;
-  Quantization quantization;
-
-  const Quantization* Quantized() const {
-    return is_quantized ? &quantization : nullptr;
-  }
-};
-
-struct EngineConfig {
-  int32_t num_replicas = 1;
-  int64_t max_pending_steps = 4;
-  // Each update is held back until the next step has been looked up.
-  bool is_pipelined = false;
-  std::vector<TableSpec> tables;
-  std::vector<FeatureSpec> features;
-  std::vector<int32_t> table_of_feature;
-
-  int64_t dim_of_feature(size_t f) const {
-    return tables[table_of_feature[f]].dim;
-  }
-};
 
 // What one replica enqueued, by feature. Not written to after it is made.
 using Batch = std::vector<RaggedIds>;

@@ -1,0 +1,49 @@
+// What an engine is made of: its tables and the features that look into them.
+
+#ifndef TF_LAYOUTMAP_CORE_ENGINE_CONFIG_H_
+#define TF_LAYOUTMAP_CORE_ENGINE_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/optimizer.h"
+#include "cc/core/ragged_ids.h"
+#include "cc/core/row_partition.h"
+#include "cc/core/status.h"
+
+namespace layoutmap {
+
+struct TableSpec {
+  std::string name;
+  RowPartition partition;
+  int64_t dim = 0;
+  Optimizer optimizer = Optimizer::kNone;
+  bool is_quantized = false;
+  Quantization quantization;
+
+  const Quantization* Quantized() const {
+    return is_quantized ? &quantization : nullptr;
+  }
+};
+
+struct EngineConfig {
+  int32_t num_replicas = 1;
+  int64_t max_pending_steps = 4;
+  // Each update is held back until the next step has been looked up.
+  bool is_pipelined = false;
+  std::vector<TableSpec> tables;
+  std::vector<FeatureSpec> features;
+  std::vector<int32_t> table_of_feature;
+
+  int64_t dim_of_feature(size_t f) const {
+    return tables[table_of_feature[f]].dim;
+  }
+};
+
+// Refuses one that no engine can be made of, by the name of what is wrong.
+Status CheckConfig(const EngineConfig& config);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_ENGINE_CONFIG_H_

@@ -1,0 +1,142 @@
+// The half of the engine that takes gradients and hands out updates.
+
+#include <string>
+#include <utility>
+
+#include "cc/core/apply.h"
+#include "cc/core/host_engine.h"
+
+namespace layoutmap {
+
+using std::to_string;
+
+Status HostEngine::CheckGradients(const Batch& batch,
+                                  const BatchGradients& gradients) const {
+  for (size_t f = 0; f < batch.size(); ++f) {
+    const int64_t expected = batch[f].num_outputs() * config_.dim_of_feature(f);
+    if (gradients.features[f].size() != expected) {
+      return InvalidArgument("Feature '" + config_.features[f].feature +
+                             "': its gradient must be shaped like its "
+                             "activation, " +
+                             to_string(expected) + " values. Received: " +
+                             to_string(gradients.features[f].size()));
+    }
+  }
+  return Status();
+}
+
+Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
+                              std::shared_ptr<Step>* update) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LM_RETURN_IF_ERROR(CheckCall(replica));
+  Replica& r = replicas_[replica];
+  if (r.stage != Stage::kAwaiting) {
+    return FailedPrecondition(
+        r.last_was_training
+            ? "`apply_gradients` needs a dequeued step; call `enqueue` and "
+              "`dequeue` first (replica " +
+                  to_string(replica) + ")"
+            : "`apply_gradients` after a step that was enqueued with "
+              "training=False (replica " +
+                  to_string(replica) +
+                  "): it takes no gradients, and a TPU would wait forever");
+  }
+  std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
+  LM_RETURN_IF_ERROR(CheckGradients(*step->batches[replica], gradients));
+  const bool is_last = step->num_finished + 1 == config_.num_replicas;
+  if (is_last && IsUpdating()) {
+    return FailedPrecondition("`apply_gradients` of replica " +
+                              to_string(replica) +
+                              " while another update lands");
+  }
+  if (is_last) step->hyperparameters = std::move(gradients.hyperparameters);
+  step->gradients[replica] = std::move(gradients);
+  if (is_last && config_.is_pipelined && held_ == nullptr) {
+    held_ = step;
+    r.stage = Stage::kReady;
+    ++step->num_finished;
+    DropFinishedSteps();
+  } else if (is_last) {
+    r.stage = Stage::kApplying;
+    *update = config_.is_pipelined ? held_ : step;
+  } else {
+    r.stage = Stage::kReady;
+    ++step->num_finished;
+  }
+  return Status();
+}
+
+Status HostEngine::Update(const Step& step,
+                          const std::vector<TableViews>& tables,
+                          const RowKernels& kernels,
+                          const ParallelFor& parallel_for) const {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    LM_RETURN_IF_ERROR(CheckHyperparameters(config_.tables[t].optimizer,
+                                            config_.tables[t].name,
+                                            tables[t].hyperparameters));
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const TableStep& ids = step.tables[t];
+    const std::vector<const float*> gradient_rows =
+        GradientRows(config_, static_cast<int32_t>(t), step.gradients);
+    RowGradients gradients;
+    gradients.rows = ids.rows;
+    gradients.splits = ids.splits;
+    gradients.gradient_of = ids.gradient_of;
+    gradients.gains = ids.gains;
+    gradients.gradient_rows = gradient_rows;
+    ApplyGradients(config_.tables[t].optimizer, tables[t].hyperparameters,
+                   gradients, tables[t].table, tables[t].slots, kernels,
+                   parallel_for);
+  }
+  return Status();
+}
+
+void HostEngine::FinishApply(int32_t replica, bool updated) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Replica& r = replicas_[replica];
+  if (r.stage != Stage::kApplying) return;  // a reset came in between
+  std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
+  if (!updated) {
+    r.stage = Stage::kAwaiting;
+    step->gradients[replica] = BatchGradients();
+    return;
+  }
+  r.stage = Stage::kReady;
+  ++step->num_finished;
+  ++num_updates_;
+  if (config_.is_pipelined) held_ = step;
+  DropFinishedSteps();
+}
+
+Status HostEngine::BeginLanding(int32_t replica, bool always,
+                                std::shared_ptr<Step>* update) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (replica < 0 || replica >= config_.num_replicas) return CheckCall(replica);
+  if (held_ == nullptr) return Status();
+  if (!always) {
+    // Whatever is wrong with it, `dequeue` says.
+    const Replica& r = replicas_[replica];
+    std::shared_ptr<Step> next = StepAt(r.dequeued);
+    if (r.stage != Stage::kReady || next == nullptr || next->training) {
+      return Status();
+    }
+  }
+  if (IsUpdating()) {
+    return FailedPrecondition("The held update cannot land while another does");
+  }
+  is_landing_ = true;
+  *update = held_;
+  return Status();
+}
+
+void HostEngine::FinishLanding(bool updated) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!is_landing_) return;  // a reset came in between
+  is_landing_ = false;
+  if (!updated) return;
+  held_ = nullptr;
+  ++num_updates_;
+}
+
+}  // namespace layoutmap

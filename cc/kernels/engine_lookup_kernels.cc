@@ -1,0 +1,169 @@
+// The way of a batch through the host engine: in, and out as activations.
+
+#include <memory>
+#include <vector>
+
+#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/locked_shards.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpInputList;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+template <typename Tid>
+class EnqueueStepOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    const Tensor* training;
+    const Tensor* num_samples;
+    OpInputList ids, splits, weights;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ctx->input("training", &training));
+    OP_REQUIRES_OK(ctx, CheckRank("training", *training, 0));
+    OP_REQUIRES_OK(ctx, ctx->input("num_samples", &num_samples));
+    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    OP_REQUIRES_OK(ctx, ctx->input_list("splits", &splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OP_REQUIRES(
+        ctx, num_samples->shape() == TensorShape({ids.size()}),
+        absl::InvalidArgumentError(absl::StrCat(
+            "`num_samples` must be one per feature, [", ids.size(),
+            "]. Received: shape ", num_samples->shape().DebugString())));
+
+    std::vector<FeatureInput<Tid>> features(ids.size());
+    for (int f = 0; f < ids.size(); ++f) {
+      OP_REQUIRES_OK(ctx, CheckRank("ids", ids[f], 1));
+      OP_REQUIRES_OK(ctx, CheckRank("weights", weights[f], 1));
+      OP_REQUIRES_OK(ctx, CheckSplits(splits[f]));
+      features[f].ids = View<Tid>(ids[f]);
+      features[f].splits = View<int64_t>(splits[f]);
+      features[f].form = FormOf(splits[f]);
+      features[f].num_samples = num_samples->vec<int64_t>()(f);
+      features[f].weights = View<float>(weights[f]);
+    }
+    OP_REQUIRES_OK(
+        ctx, ToTf(engine->engine().Enqueue(replica, training->scalar<bool>()(),
+                                           features, TfParallelFor(ctx))));
+  }
+
+ private:
+  static absl::Status CheckSplits(const Tensor& splits) {
+    if (splits.dims() == 1) return absl::OkStatus();
+    if (splits.dims() == 2 && splits.dim_size(1) == 2) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`splits` must be row_splits of rank 1, or indices [num_ids, 2]. "
+        "Received: shape ",
+        splits.shape().DebugString()));
+  }
+
+  static Form FormOf(const Tensor& splits) {
+    if (splits.dims() == 2) return Form::kSparse;
+    return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
+  }
+};
+
+class DequeueStepOp : public Kernel {
+ public:
+  explicit DequeueStepOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_sequence_lengths", &lengths_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    std::shared_ptr<const Batch> batch;
+    OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
+    OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
+    const absl::Status status = Finished(
+        [&] { return LookUp(ctx, engine->engine().config(), *batch); });
+    engine->engine().FinishDequeue(replica, status.ok());
+    OP_REQUIRES_OK(ctx, status);
+  }
+
+ private:
+  // What the graph was told of the activations must be what comes.
+  absl::Status CheckStaticShapes(const EngineConfig& config) const {
+    const size_t count = config.features.size();
+    bool same = dims_.size() == count && lengths_.size() == count;
+    for (size_t f = 0; same && f < count; ++f) {
+      same = dims_[f] == config.dim_of_feature(f) &&
+             lengths_[f] == config.features[f].max_sequence_length;
+    }
+    if (same) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "`dims` and `max_sequence_lengths` must be those that the engine was "
+        "created with, one per feature");
+  }
+
+  static absl::Status LookUp(OpKernelContext* ctx, const EngineConfig& config,
+                             const Batch& batch) {
+    LockedShards shards;
+    TF_RETURN_IF_ERROR(
+        shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
+    std::vector<ShardedView<const float>> tables(config.tables.size());
+    int first = 0;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const TableSpec& table = config.tables[t];
+      TF_RETURN_IF_ERROR(shards.View(first, table.name, table.partition,
+                                     {table.dim}, &tables[t]));
+      first += table.partition.num_shards();
+    }
+    TF_RETURN_IF_ERROR(CheckAllUsed("shards", first, shards.size()));
+    OpOutputList activations;
+    TF_RETURN_IF_ERROR(ctx->output_list("activations", &activations));
+    if (activations.size() != static_cast<int>(batch.size())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("This engine has ", batch.size(),
+                       " features. Received: ", activations.size(), " dims"));
+    }
+    for (size_t f = 0; f < batch.size(); ++f) {
+      const RaggedIds& ids = batch[f];
+      const ShardedView<const float>& table =
+          tables[config.table_of_feature[f]];
+      TensorShape shape({ids.num_samples()});
+      const int64_t length = config.features[f].max_sequence_length;
+      if (length > 0) TF_RETURN_IF_ERROR(shape.AddDimWithStatus(length));
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(table.dim));
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(
+          activations.allocate(static_cast<int>(f), shape, &out));
+      Lookup(table, ids.rows(), ids.splits(), ids.gains(),
+             RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
+             {out->flat<float>().data(), ids.num_outputs(), table.dim},
+             config.tables[config.table_of_feature[f]].Quantized());
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<int64_t> dims_;
+  std::vector<int64_t> lengths_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int32_t>("Tids"),
+                        EnqueueStepOp<int32_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int64_t>("Tids"),
+                        EnqueueStepOp<int64_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>DequeueStep").Device(DEVICE_CPU),
+                        DequeueStepOp);
+
+}  // namespace
+}  // namespace layoutmap
