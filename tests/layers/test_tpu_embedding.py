@@ -41,7 +41,7 @@ def make_layer(optimizer="sgd", **options):
 def make_model(layer=None):
     inputs = {"text": {"title": keras.Input([2], dtype="int64"),
                        "body": keras.Input([3], dtype="int64")},
-              "user": keras.Input([], dtype="int64")}
+              "user": keras.Input([], dtype="int64", name="user")}
     found = (layer or make_layer())(inputs)
     flat = [found["text"]["title"],
             keras.layers.Flatten()(found["text"]["body"]), found["user"]]
@@ -317,12 +317,12 @@ def test_a_config_is_read_back_in_full():
          (tpu.FeatureConfig(table, max_sequence_length=4),)],
         out_of_range="drop")
     found = tlm.layers.TPUEmbedding.from_config(layer.get_config())
+    found_steps, steps = found._steps, layer._steps
     tf.nest.assert_same_structure(
-        found._feature_config, layer._feature_config)
-    for one, other in zip(found._spec.features, layer._spec.features):
-        assert one == other
-    assert found._spec.tables[0].optimizer == layer._spec.tables[0].optimizer
-    assert found._spec.tables[0].quantization == (
-        layer._spec.tables[0].quantization)
-    assert found._spec.tables[0].initializer.value == 2.0
+        found_steps.feature_config, steps.feature_config)
+    assert found_steps.spec.features == steps.spec.features
+    [table], [expected] = found_steps.spec.tables, steps.spec.tables
+    assert table.optimizer == expected.optimizer
+    assert table.quantization == expected.quantization
+    assert table.initializer.value == 2.0
     assert found.get_config()["out_of_range"] == "drop"

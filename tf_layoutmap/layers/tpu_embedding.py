@@ -1,18 +1,13 @@
 """`TPUEmbedding` as a Keras layer: nested features in, activations out."""
 
-import types
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.embedding import config, structure
-from tf_layoutmap.embedding.serving import serving_embedding_lookup
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding as Embedding
-from tf_layoutmap.layers import feature_configs
-
-_PARAMETERS = "parameters"
+from tf_layoutmap.layers import embedding_store, feature_configs
+from tf_layoutmap.layers.embedding_steps import EmbeddingSteps
 
 
 class _StepWeight(keras.Variable):
@@ -24,7 +19,9 @@ class _StepWeight(keras.Variable):
 
     def __init__(self, layer: "TPUEmbedding"):
         self._layer = layer
-        super().__init__(0.0, dtype="float32", autocast=False, name="step")
+        # Of a callable: Keras may be tracing, and make the value later.
+        super().__init__(keras.initializers.Zeros(), shape=(), name="step",
+                         dtype="float32", autocast=False)
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -69,12 +66,19 @@ class TPUEmbedding(keras.layers.Layer):
     >>> layer.embedding_tables[words].numpy().ravel().tolist()
     [0.0, 1.0, 1.0, 0.0]
 
-    In a training step the layer is called once, by one replica. The model's
-    optimizer must not accumulate gradients; a loss scale is taken out of
-    them, and its other settings (clipping, decay) do not reach the tables.
-    A step that is not applied is forgotten by the next call. `.keras` and
-    `.weights.h5` files and checkpoints hold tables and slot variables; a
-    `.keras` file needs learning rates that are numbers.
+    In a training step the layer is called once. The model's optimizer must
+    not accumulate gradients; a loss scale is taken out of them, and its other
+    settings (clipping, decay) do not reach the tables. A step that is not
+    applied is forgotten by the next call. `.keras` and `.weights.h5` files
+    and checkpoints hold tables and slot variables; a `.keras` file needs
+    learning rates that are numbers.
+
+    It works under `OneDeviceStrategy` and `MirroredStrategy`, when it is made
+    in `strategy.scope()` as its model is. The tables stay one copy on the
+    host and take one step per global batch. Gradients are summed feature by
+    feature, then in the order of the samples of the global batch, so that the
+    tables become those of one replica; a row's gradient is what reaches it,
+    not divided by the number of replicas: Keras' losses already are.
 
     Attributes:
       embedding: The `tlm.TPUEmbedding`.
@@ -98,35 +102,20 @@ class TPUEmbedding(keras.layers.Layer):
           TypeError, ValueError: As of `tlm.TPUEmbedding`.
         """
         super().__init__(**kwargs)
-        # In one object: Keras would replace lists and dicts by its own.
-        self._arguments = types.SimpleNamespace(
-            feature_config=feature_config, optimizer=optimizer,
-            out_of_range=out_of_range)
         # XLA has no kernels for our ops, and ids must not become float16.
         self.supports_jit = False
         self.autocast = False
-        self.embedding = Embedding(
-            feature_config, optimizer, partitioner=partitioner,
+        self._steps = EmbeddingSteps(
+            self.name, feature_config, optimizer, partitioner=partitioner,
             out_of_range=out_of_range)
-        self._spec, _ = config.read_feature_config(
-            structure.flatten_with_paths(feature_config), optimizer)
-        self._gradients = None
-        self._latest_call = None
-
-    @property
-    def _feature_config(self) -> Any:
-        return self._arguments.feature_config
+        # An attribute of the layer: so that a checkpoint finds the tables.
+        self.embedding = self._steps.embedding
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
         del input_shape
         if self.built:
             return
-        if self.embedding._state.replicas.num_replicas > 1:
-            raise NotImplementedError(
-                f"Layer {self.name!r} trains with one replica; use "
-                "tlm.TPUEmbedding in a loop of your own for several. Received: "
-                f"{self.embedding._state.replicas.num_replicas} replicas.")
         self.embedding.build()
         self._step = _StepWeight(self)
         self._step.trainable = self.trainable
@@ -150,45 +139,17 @@ class TPUEmbedding(keras.layers.Layer):
         Returns:
           Structure of the feature config with tensors of the compute dtype.
         """
-        if not (training and self.trainable):
-            found = serving_embedding_lookup(
-                inputs, weights, self.embedding_tables, self._feature_config,
-                out_of_range=self._arguments.out_of_range)
-            return tf.nest.map_structure(self._cast, found)
-        # One that was never applied, as when a scaled loss overflowed.
-        self.embedding.reset()
-        self.embedding.enqueue(inputs, weights, name=self.name)
-        found = self.embedding.dequeue(name=self.name)
-        flat = self._connect(
-            tf.convert_to_tensor(self._step), *tf.nest.flatten(found))
-        flat = [self._cast(one) for one in flat]
-        return tf.nest.pack_sequence_as(self._feature_config, flat)
-
-    def _cast(self, activations):
-        return tf.cast(activations, self.compute_dtype)
-
-    def _connect(self, step, *activations):
-        """The activations, as something that depends on the step weight."""
-        this_call = self._latest_call = object()
-
-        @tf.custom_gradient
-        def connected(step, *activations):
-            def gradient(*gradients):
-                if this_call is not self._latest_call:
-                    raise RuntimeError(
-                        f"Layer {self.name!r} must be called once in a "
-                        "training step; give it the features of both calls "
-                        "under names of their own.")
-                # Kept until the optimizer is applied. The step weight gets
-                # 1, but no finite number if one of them is none.
-                self._gradients = gradients
-                return (1 + tf.add_n([
-                    tf.reduce_sum(one * 0) for one in gradients]),
-                    *[None] * len(gradients))
-
-            return [tf.identity(one) for one in activations], gradient
-
-        return connected(step, *activations)
+        if training and self.trainable:
+            found = self._steps.start(
+                tf.convert_to_tensor(self._step), inputs, weights)
+        else:
+            if _keras_private.is_abstract():
+                # `fit` of several replicas traces with the mean of their ids.
+                inputs = tf.nest.map_structure(
+                    lambda ids: tf.cast(ids, tf.int64), inputs)
+            found = self._steps.look_up(inputs, weights)
+        return tf.nest.map_structure(
+            lambda one: tf.cast(one, self.compute_dtype), found)
 
     def _apply(self, optimizer, scale):
         """Lets the tables take the step whose gradients were taken last.
@@ -204,56 +165,23 @@ class TPUEmbedding(keras.layers.Layer):
                 "tables have optimizers of their own, which take each as a "
                 f"step. Received: gradient_accumulation_steps={steps} (layer "
                 f"{self.name!r}).")
-        gradients, self._gradients = self._gradients, None
-        if gradients is None:
-            raise RuntimeError(
-                f"Layer {self.name!r} has no gradients to apply; call it with "
-                "training=True inside the tape, once per step.")
         if optimizer.loss_scale_factor is not None:
             scale = scale / optimizer.loss_scale_factor
-        gradients = [one * scale for one in gradients]
-        self.embedding.apply_gradients(
-            tf.nest.pack_sequence_as(self._feature_config, gradients),
-            name=self.name)
-
-    # Shapes, without computing anything: a step must not be enqueued for it.
+        self._steps.apply(scale)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None,
                             training: bool | None = None) -> Any:
         """Returns the activations as `KerasTensor`s."""
         del weights, training
-        structure.check_same(
-            inputs, "inputs", self._feature_config, "feature_config")
-        return tf.nest.pack_sequence_as(self._feature_config, [
-            keras.KerasTensor(self._output_shape(feature, value.shape),
-                              dtype=self.compute_dtype)
-            for feature, value in zip(
-                self._spec.features, tf.nest.flatten(inputs))])
-
-    def _output_shape(self, feature, shape) -> tuple:
-        dim = self._spec.table_of(feature).dim
-        if feature.output_shape is not None:
-            return (*feature.output_shape, dim)
-        samples = tuple(shape)[:max(len(shape) - 1, 1)]
-        positions = [feature.max_sequence_length] * feature.is_sequence
-        return (*samples, *positions, dim)
+        return tf.nest.pack_sequence_as(self._steps.feature_config, [
+            keras.KerasTensor(shape, dtype=self.compute_dtype)
+            for shape in self._steps.output_shapes(inputs)])
 
     # Saving.
 
-    def _variables_by_key(self) -> dict[str, Any]:
-        found = {}
-        tables = self.embedding.embedding_tables
-        slots = self.embedding.slot_variables
-        for number, (table, rows) in enumerate(tables.items()):
-            found[f"{number}.{_PARAMETERS}"] = rows
-            for name, slot in slots[table].items():
-                found[f"{number}.{name}"] = slot
-        return found
-
     def save_own_variables(self, store: Any) -> None:
         """Writes tables and slot variables, each as one array."""
-        for key, variable in self._variables_by_key().items():
-            store[key] = variable.numpy()
+        embedding_store.save(self.embedding, store)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` of any number of shards wrote.
@@ -266,19 +194,7 @@ class TPUEmbedding(keras.layers.Layer):
             raise ValueError(
                 f"Layer {self.name!r} must be built before weights are "
                 "loaded; call the model, or `build`, first.")
-        variables = self._variables_by_key()
-        if set(store.keys()) != set(variables):
-            raise ValueError(
-                f"The saved weights of layer {self.name!r} must hold "
-                f"{sorted(variables)}. Received: {sorted(store.keys())}.")
-        for key, variable in variables.items():
-            if tuple(store[key].shape) != tuple(variable.shape):
-                raise ValueError(
-                    f"Weight {key!r} of layer {self.name!r} must be of shape "
-                    f"{tuple(variable.shape)}. Received: "
-                    f"{tuple(store[key].shape)}.")
-        for key, variable in variables.items():
-            variable.assign(store[key][...])
+        embedding_store.load(self.embedding, store, layer=self.name)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, as plain values.
@@ -289,8 +205,8 @@ class TPUEmbedding(keras.layers.Layer):
         return {
             **super().get_config(),
             "feature_config": feature_configs.to_config(
-                self._feature_config, self._arguments.optimizer),
-            "out_of_range": self._arguments.out_of_range,
+                self._steps.feature_config, self._steps.optimizer),
+            "out_of_range": self._steps.out_of_range,
         }
 
     @classmethod

@@ -1,0 +1,347 @@
+"""`tlm.layers.TPUEmbedding` in `fit` under the strategies of tf.distribute.
+
+The same global batches give the same tables, to the bit, since gradients are
+summed in the order of the global batch: numbers are drawn so that any other
+order would show.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests import strategies
+
+tpu = tf.tpu.experimental.embedding
+
+BATCH = 16
+START = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
+
+SCOPES = {
+    "one device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+    "2 replicas": lambda: strategies.mirrored(2),
+    "4 replicas": lambda: strategies.mirrored(4),
+}
+
+
+def start(shape, shard_info=None):
+    del shape
+    first = shard_info.offset[0]
+    return tf.constant(START[first:first + shard_info.shape[0]])
+
+
+def make_layer(optimizer=None, **options):
+    words = tpu.TableConfig(
+        12, 4, start, combiner="mean", name="words")
+    users = tpu.TableConfig(
+        5, 4, tf.zeros_initializer(), combiner="sum", name="users",
+        optimizer=tpu.Adam(0.1))
+    return tlm.layers.TPUEmbedding(
+        {"title": tpu.FeatureConfig(words),
+         "body": tpu.FeatureConfig(words, max_sequence_length=2),
+         "user": tpu.FeatureConfig(users)},
+        optimizer or tpu.Adagrad(0.5), name="embedding", **options)
+
+
+class Product(keras.Model):
+    """Elementwise: of no sum over samples but those in the tables."""
+
+    def __init__(self, layer=None):
+        super().__init__()
+        self.embedding = layer or make_layer()
+
+    def call(self, inputs, training=None):
+        found = self.embedding(inputs, training=training)
+        return (found["title"] * found["user"] + found["title"]
+                + found["body"][:, 0] * found["body"][:, 1])
+
+
+def functional():
+    inputs = {"title": keras.Input([3], dtype="int64", name="title"),
+              "body": keras.Input([2], dtype="int64", name="body"),
+              "user": keras.Input([], dtype="int64", name="user")}
+    found = make_layer()(inputs)
+    hidden = keras.layers.Concatenate()(
+        [found["title"], keras.layers.Flatten()(found["body"]),
+         found["user"]])
+    dense = keras.layers.Dense(
+        4, kernel_initializer=keras.initializers.RandomNormal(seed=1))
+    return keras.Model(inputs, dense(hidden))
+
+
+def batches(num_batches=3):
+    rng = np.random.default_rng(2)
+    size = num_batches * BATCH
+    return ({"title": rng.integers(0, 12, (size, 3)),
+             "body": rng.integers(0, 12, (size, 2)),
+             "user": rng.integers(0, 5, size)},
+            rng.standard_normal((size, 4)).astype(np.float32))
+
+
+def weighted_sum(y, x):
+    return keras.ops.sum(x * y, axis=1)
+
+
+def compiled(strategy, make=Product, *, optimizer="sgd", **options):
+    with strategy.scope():
+        model = make()
+        model.compile(optimizer() if callable(optimizer) else optimizer,
+                      weighted_sum, **options)
+    return model
+
+
+def train(model, x, y, epochs=1):
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0,
+              epochs=epochs)
+
+
+def fit(strategy, make=Product, **options):
+    """Trains two epochs in a strategy; returns the model."""
+    model = compiled(strategy, make, **options)
+    train(model, *batches(), epochs=2)
+    return model
+
+
+def embedding_of(model):
+    return model.get_layer("embedding").embedding
+
+
+def values_of(embedding):
+    """Rows and slot variables."""
+    found = {config.name: rows.numpy()
+             for config, rows in embedding.embedding_tables.items()}
+    for config, slots in embedding.slot_variables.items():
+        for name, slot in slots.items():
+            found[f"{config.name}/{name}"] = slot.numpy()
+    return found
+
+
+def assert_same(found, expected, **tolerance):
+    found, expected = values_of(found), values_of(expected)
+    assert found.keys() == expected.keys()
+    for name, rows in expected.items():
+        np.testing.assert_allclose(
+            found[name], rows, err_msg=name, **{"rtol": 0, **tolerance})
+
+
+@functools.cache
+def with_one_replica():
+    model = fit(tf.distribute.get_strategy())
+    assert np.any(values_of(embedding_of(model))["words"] != START)
+    return embedding_of(model)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_tables_equal_those_of_one_replica_to_the_bit(scope):
+    found = embedding_of(fit(SCOPES[scope]()))
+    assert_same(found, with_one_replica())
+    assert found.stats()["num_updates"] == 6
+
+
+@pytest.mark.parametrize("options", [
+    {"run_eagerly": True}, {"steps_per_execution": 3},
+    {"optimizer": lambda: keras.optimizers.SGD(
+        0.1, loss_scale_factor=8.0)},
+    {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=8.0)},
+], ids=["eager", "three steps at once", "scaled", "scaled by need"])
+def test_so_they_do_however_the_steps_are_taken(options):
+    model = fit(strategies.mirrored(2), **options)
+    assert_same(embedding_of(model), with_one_replica())
+
+
+def test_tables_in_shards_are_one_table_to_all_replicas():
+    model = fit(strategies.mirrored(2), lambda: Product(make_layer(
+        partitioner=tlm.partitioners.FixedShardsPartitioner(3))))
+    assert_same(embedding_of(model), with_one_replica())
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_below_a_dense_layer_tables_agree_to_float32(num_replicas):
+    one = fit(tf.distribute.get_strategy(), functional, optimizer="adam")
+    found = fit(strategies.mirrored(num_replicas), functional,
+                optimizer="adam")
+    # The dense weights' gradients are summed by replicas first. Adam divides
+    # by their roots, where last bits of small ones grow.
+    assert_same(embedding_of(found), embedding_of(one), rtol=1e-5, atol=1e-6)
+    x, y = batches()
+    np.testing.assert_allclose(
+        found.evaluate(x, y, batch_size=BATCH, verbose=0),
+        one.evaluate(x, y, batch_size=BATCH, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.predict(x, batch_size=BATCH, verbose=0),
+        one.predict(x, batch_size=BATCH, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_ids_padded_with_minus_one_are_ragged_ones():
+    # Keras cannot give ragged batches to several replicas; see the next test.
+    rng = np.random.default_rng(3)
+    lengths = np.array([1, 5, 0, 2, 4, 0, 3, 1] * 6)
+    ragged = {name: tf.RaggedTensor.from_row_lengths(
+        rng.integers(0, 12, lengths.sum()), lengths)
+        for name in ("title", "body")}
+    users = tf.constant(rng.integers(0, 5, len(lengths)))
+    y = rng.standard_normal((len(lengths), 4)).astype(np.float32)
+
+    def trained(strategy, ids):
+        model = compiled(strategy, lambda: Product(
+            make_layer(out_of_range="drop")))
+        model.fit(tf.data.Dataset.from_tensor_slices(
+            ({**ids, "user": users}, y)).batch(BATCH), verbose=0)
+        return embedding_of(model)
+
+    padded = {name: ids.to_tensor(-1) for name, ids in ragged.items()}
+    assert_same(trained(strategies.mirrored(2), padded),
+                trained(tf.distribute.get_strategy(), ragged))
+
+
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+def test_ragged_and_sparse_batches_are_divided_in_a_loop_of_ones_own(form):
+    ids = tf.RaggedTensor.from_row_lengths(
+        np.random.default_rng(3).integers(0, 12, 30),
+        [1, 5, 0, 2, 4, 0, 3, 0] * 2)
+    y = np.random.default_rng(4).standard_normal((16, 4)).astype(np.float32)
+    if form == "sparse":
+        ids = ids.to_sparse()
+
+    def trained(strategy):
+        with strategy.scope():
+            layer = tlm.layers.TPUEmbedding(tpu.FeatureConfig(
+                tpu.TableConfig(12, 4, start, combiner="mean")),
+                tpu.Adagrad(0.5))
+            layer.build()
+            optimizer = keras.optimizers.SGD()
+            optimizer.build(layer.trainable_variables)
+
+        def step(ids, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids, training=True) * y)
+            weights = layer.trainable_variables
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, weights), weights))
+
+        for batch in strategy.experimental_distribute_dataset(
+                tf.data.Dataset.from_tensor_slices((ids, y)).batch(8)):
+            strategy.run(tf.function(step), args=batch)
+        return layer.embedding
+
+    assert_same(trained(strategies.mirrored(2)),
+                trained(tf.distribute.get_strategy()))
+
+
+def test_an_overflow_in_one_replica_skips_the_step_of_all():
+    x, y = batches(1)
+    overflow = y.copy()
+    overflow[-1, 0] = np.inf
+    model = compiled(
+        strategies.mirrored(2),
+        optimizer=lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=8.0))
+    train(model, x, overflow)
+    np.testing.assert_array_equal(
+        values_of(embedding_of(model))["words"], START)
+    train(model, x, y)
+    one = compiled(tf.distribute.get_strategy())
+    train(one, x, y)
+    assert_same(embedding_of(model), embedding_of(one))
+
+
+def test_a_step_that_failed_in_one_replica_is_forgotten():
+    x, y = batches(1)
+    model = fit(strategies.mirrored(2))
+    bad = {**x, "user": np.where(np.arange(BATCH) == BATCH - 1, 9, x["user"])}
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match="'user', sample 7: id 9 is outside"):
+        train(model, bad, y)
+    assert_same(embedding_of(model), with_one_replica())
+    train(model, x, y)
+    assert embedding_of(model).stats()["num_updates"] == 7
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
+    path = str(tmp_path / f"model{suffix}")
+    two = fit(strategies.mirrored(2), functional, optimizer="adam")
+    if suffix == ".keras":
+        two.save(path)
+        one = keras.models.load_model(
+            path, custom_objects={"weighted_sum": weighted_sum})
+    else:
+        two.save_weights(path)
+        one = compiled(tf.distribute.get_strategy(), functional,
+                       optimizer="adam")
+        one.load_weights(path)
+    assert_same(embedding_of(one), embedding_of(two))
+    x, y = batches(1)
+    for model in (one, two):
+        train(model, x, y)
+    assert_same(embedding_of(one), embedding_of(two), rtol=1e-5, atol=1e-6)
+    if suffix == ".weights.h5":
+        again = compiled(strategies.mirrored(2), functional,
+                         optimizer="adam")
+        again.load_weights(path)
+        train(again, x, y)
+        assert_same(embedding_of(again), embedding_of(two))
+
+
+def test_checkpoints_and_exports_leave_the_strategy_behind(tmp_path):
+    two = fit(strategies.mirrored(2), functional)
+    path = tf.train.Checkpoint(model=two).write(str(tmp_path / "ckpt"))
+    one = functional()
+    tf.train.Checkpoint(model=one).read(path).expect_partial()
+    assert_same(embedding_of(one), embedding_of(two))
+    two.export(str(tmp_path / "exported"), verbose=False)
+    x, _ = batches(1)
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    served = loaded.serve(
+        tf.nest.map_structure(tf.constant, x))
+    np.testing.assert_allclose(
+        served, one.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
+
+
+def test_a_loop_of_ones_own_trains_in_run():
+    strategy = strategies.mirrored(2)
+    x, y = batches()
+    with strategy.scope():
+        layer = make_layer()
+        layer.build()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(layer.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            found = layer(x, training=True)
+            output = (found["title"] * found["user"] + found["title"]
+                      + found["body"][:, 0] * found["body"][:, 1])
+            loss = tf.reduce_sum(output * y) / BATCH
+        weights = layer.trainable_variables
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights))
+
+    @tf.function
+    def epoch(dataset):
+        for batch in dataset:
+            strategy.run(step, args=batch)
+
+    for _ in range(2):
+        epoch(strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)))
+    assert_same(layer.embedding, with_one_replica())
+
+
+def test_a_layer_of_another_strategy_is_refused():
+    layer = make_layer()
+    model = compiled(strategies.mirrored(2), lambda: Product(layer))
+    with pytest.raises(RuntimeError, match=r"create it in `strategy.scope"):
+        train(model, *batches(1))
+
+
+def test_a_step_outside_of_run_is_refused():
+    with strategies.mirrored(2).scope():
+        layer = make_layer()
+    x, _ = batches(1)
+    with pytest.raises(RuntimeError, match=r"inside `strategy.run`"):
+        layer(x, training=True)

@@ -1,0 +1,152 @@
+"""The steps of a `TPUEmbedding` inside a model, of either Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding import config, structure
+from tf_layoutmap.embedding.serving import serving_embedding_lookup
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+
+
+class EmbeddingSteps:
+    """What the layers of both Keras share: steps, lookups, shapes.
+
+    In training each replica calls `start`, a tape takes the gradients, and
+    `apply` hands them to the tables. The engine sums them feature by feature,
+    then in the order of the replicas, whose shares of a batch follow each
+    other: so the tables do not tell how many replicas there were.
+    """
+
+    def __init__(self, layer: str, feature_config: Any, optimizer: Any, *,
+                 partitioner: Any, out_of_range: str):
+        """Makes the embedding; `build` of it makes the tables.
+
+        Args:
+          layer: Name of the layer, for messages and step names.
+          feature_config: As of `tlm.TPUEmbedding`, like all that follow.
+          optimizer: Of tables that bring none.
+          partitioner: Cuts tables into shards.
+          out_of_range: What becomes of ids that are no row.
+        """
+        self._layer = layer
+        self.feature_config = feature_config
+        self.optimizer = optimizer
+        self.out_of_range = out_of_range
+        self.embedding = TPUEmbedding(
+            feature_config, optimizer, partitioner=partitioner,
+            out_of_range=out_of_range)
+        self.spec, _ = config.read_feature_config(
+            structure.flatten_with_paths(feature_config), optimizer)
+        # By replica: the call that a tape may ask for gradients, and these.
+        self._latest_call: dict[int, object] = {}
+        self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}
+
+    def look_up(self, inputs: Any, weights: Any) -> Any:
+        """Returns activations by stock ops, outside of any step."""
+        return serving_embedding_lookup(
+            inputs, weights, self.embedding.embedding_tables,
+            self.feature_config, out_of_range=self.out_of_range)
+
+    def start(self, step: tf.Tensor, inputs: Any, weights: Any) -> Any:
+        """Returns the activations of a new step of the calling replica.
+
+        Args:
+          step: A float32 scalar that the model trains. Its gradient is 1, or
+            not finite if that of an activation is not.
+          inputs: Structure of the feature config, as `enqueue` takes it.
+          weights: None, or the same structure of weights.
+
+        Raises:
+          RuntimeError: If there are several replicas and none is calling.
+        """
+        replica = self._replica("call")
+        if replica == 0:
+            # A step that was never applied, as when a scaled loss overflowed.
+            # Replicas run in order, so that none of this step is in yet.
+            self.embedding.reset()
+        self.embedding.enqueue(inputs, weights, name=self._layer)
+        found = self.embedding.dequeue(name=self._layer)
+        flat = self._connect(replica, step, *tf.nest.flatten(found))
+        return tf.nest.pack_sequence_as(self.feature_config, flat)
+
+    def apply(self, scale: tf.Tensor):
+        """Lets the tables take the step whose gradients were taken last.
+
+        They take it when the last replica calls.
+
+        Args:
+          scale: What the gradients are to be multiplied with.
+
+        Raises:
+          RuntimeError: If none were taken.
+        """
+        gradients = self._gradients.pop(self._replica("apply"), None)
+        if gradients is None:
+            raise RuntimeError(
+                f"Layer {self._layer!r} has no gradients to apply; call it "
+                "with training=True inside the tape, once per step.")
+        self.embedding.apply_gradients(
+            tf.nest.pack_sequence_as(
+                self.feature_config, [one * scale for one in gradients]),
+            name=self._layer)
+
+    def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
+        """Returns the shape of each feature's activations, from its input's.
+
+        Nothing is computed: a step must not be enqueued for it.
+
+        Args:
+          inputs: Structure of the feature config of what has a `shape`.
+        """
+        structure.check_same(
+            inputs, "inputs", self.feature_config, "feature_config")
+        return [self._output_shape(feature, tuple(value.shape))
+                for feature, value in zip(
+                    self.spec.features, tf.nest.flatten(inputs))]
+
+    def _replica(self, method: str) -> int:
+        return self.embedding._state.replicas.require_current(method)
+
+    def _connect(self, replica, step, *activations):
+        """The activations, as something that depends on the step."""
+        this_call = self._latest_call[replica] = object()
+
+        @tf.custom_gradient
+        def connected(step, *activations):
+            def gradient(*gradients):
+                if this_call is not self._latest_call[replica]:
+                    raise RuntimeError(
+                        f"Layer {self._layer!r} must be called once in a "
+                        "training step; give it the features of both calls "
+                        "under names of their own.")
+                # Kept until the optimizer is applied.
+                self._gradients[replica] = gradients
+                one_or_nan = 1 + tf.add_n([
+                    tf.reduce_sum(one * 0) for one in gradients])
+                return self._of_all(one_or_nan), *[None] * len(gradients)
+
+            return [tf.identity(one) for one in activations], gradient
+
+        return connected(step, *activations)
+
+    def _of_all(self, value):
+        """The mean over replicas, so that they take the step or none does.
+
+        Keras looks for overflows in the first replica's gradients only.
+        """
+        num_replicas = self.embedding._state.replicas.num_replicas
+        if num_replicas == 1:
+            return value
+        return tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, value) / num_replicas
+
+    def _output_shape(self, feature, shape):
+        dim = self.spec.table_of(feature).dim
+        if feature.output_shape is not None:
+            return (*feature.output_shape, dim)
+        samples = shape[:max(len(shape) - 1, 1)]
+        positions = [feature.max_sequence_length] * feature.is_sequence
+        return (*samples, *positions, dim)
