@@ -5,6 +5,7 @@ module is imported, so that a TensorFlow that moved one is refused here, with
 the remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
+import functools
 import importlib
 from typing import Any
 
@@ -14,10 +15,14 @@ SUPPORTED_VERSIONS = ("2.21",)
 
 
 def _private(module: str, name: str) -> Any:
-    """Returns `tensorflow.python.<module>.<name>`, or says what is missing."""
+    """Returns `tensorflow.python.<module>.<name>`, or says what is missing.
+
+    A dotted name is an attribute of a class of the module.
+    """
     try:
-        return getattr(
-            importlib.import_module(f"tensorflow.python.{module}"), name)
+        return functools.reduce(
+            getattr, name.split("."),
+            importlib.import_module(f"tensorflow.python.{module}"))
     except (ImportError, AttributeError) as error:
         supported = " or ".join(f"{v}.*" for v in SUPPORTED_VERSIONS)
         raise ImportError(
@@ -88,3 +93,19 @@ op_def_of = _private("framework.op_def_registry", "get")
 # Base of the TPU optimizers: protobuf 7.34 refuses what it writes, and no
 # public class has the one method that all of them go through.
 TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")
+
+# The host of a TPU core. The module, so that an emulation can replace it.
+device_util = _private("distribute", "device_util")
+_private("distribute.device_util", "get_host_for_device")
+
+# Whether code is traced as a TPU's program, and the way out of it to the host:
+# the ids of an embedding are enqueued there.
+tpu_replication = _private("tpu", "tpu_replication")
+_private("tpu.tpu_replication", "TPUReplicateContext")
+_private("tpu.tpu_replication", "outside_compilation")
+control_flow_context_of = _private(
+    "framework.ops", "Graph._get_control_flow_context")
+
+# TPU embedding operations that belong together carry the same attribute, by
+# which the TPU's compiler pairs them.
+set_op_attr = _private("framework.ops", "Operation._set_attr")

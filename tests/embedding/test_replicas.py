@@ -182,16 +182,6 @@ def test_other_strategies_are_refused_by_name(make):
         embedding_under(make())
 
 
-def test_tpu_strategy_is_refused_for_now(monkeypatch):
-    # Without a TPU there is no way to make a real one.
-    class FakeTPUStrategy(tf.distribute.OneDeviceStrategy):
-        pass
-
-    monkeypatch.setattr(tf.distribute, "TPUStrategy", FakeTPUStrategy)
-    with pytest.raises(NotImplementedError, match="TPU path"):
-        embedding_under(FakeTPUStrategy("/cpu:0"))
-
-
 def test_losing_the_last_handle_frees_the_engine():
     for _ in range(3):
         embedding = embedding_under(tf.distribute.get_strategy())

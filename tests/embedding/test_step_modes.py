@@ -128,4 +128,4 @@ def test_functions_are_not_kept_alive():
     for _ in range(3):
         tf.function(lambda: step(embedding))()
     gc.collect()
-    assert len(embedding._state.modes._calls) <= 1
+    assert len(embedding._state.backend._modes._calls) <= 1

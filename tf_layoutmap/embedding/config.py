@@ -106,13 +106,15 @@ class EmbeddingSpec:
 
 
 def read_feature_config(
-    named_features: Sequence[tuple[str, Any]], optimizer: Any,
+    named_features: Sequence[tuple[str, Any]], optimizer: Any, *,
+    takes_slot_fn: bool = False,
 ) -> tuple[EmbeddingSpec, list[Any]]:
     """Reads a flattened feature config.
 
     Args:
       named_features: `(path, FeatureConfig)` pairs in flatten order.
       optimizer: The optimizer of tables that bring none, or None.
+      takes_slot_fn: Whether optimizers may create their slot variables.
 
     Returns:
       The spec, and the `TableConfig` objects in the order of `spec.tables`.
@@ -141,7 +143,7 @@ def read_feature_config(
             configs.append(feature.table)
             known.append(True)
         features.append(_read_feature(path, feature, known.index(True)))
-    tables = [_read_table(config, index, optimizer)
+    tables = [_read_table(config, index, optimizer, takes_slot_fn)
               for index, config in enumerate(configs)]
     _check_unique_names(tables)
     return EmbeddingSpec(tuple(tables), tuple(features)), configs
@@ -166,7 +168,8 @@ def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
                        feature.validate_weights_and_indices)
 
 
-def _read_table(config: Any, index: int, optimizer: Any) -> TableSpec:
+def _read_table(config: Any, index: int, optimizer: Any,
+                takes_slot_fn: bool) -> TableSpec:
     name = f"table_{index}" if config.name is None else config.name
     where = f"(table {name!r})"
     if not isinstance(name, str) or not name:
@@ -191,7 +194,8 @@ def _read_table(config: Any, index: int, optimizer: Any) -> TableSpec:
         name=name, num_rows=int(config.vocabulary_size), dim=int(config.dim),
         combiner=config.combiner, initializer=config.initializer,
         optimizer=optimizers.read_optimizer(
-            optimizer if own is None else own, table=name),
+            optimizer if own is None else own, table=name,
+            takes_slot_fn=takes_slot_fn),
         quantization=_read_quantization(
             getattr(config, "quantization_config", None), where))
 

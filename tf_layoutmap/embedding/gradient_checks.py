@@ -67,7 +67,7 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
         if optimizer.has_dynamic_rate:
             known = [value for other, value in asked if other == rate]
             if not known:
-                known = [_ask(rate, table)]
+                known = [ask_learning_rate(rate, table)]
                 asked.append((rate, known[0]))
             rate = known[0]
         vectors.append(tf.stack(
@@ -75,7 +75,12 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
     return vectors
 
 
-def _ask(rate: Any, table: config.TableSpec) -> tf.Tensor:
+def ask_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
+    """Calls a dynamic learning rate; a float32 scalar.
+
+    Raises:
+      ValueError: If it gives no number; `table` is named.
+    """
     value = rate()
     if not tf.executing_eagerly() and not (
             tf.is_tensor(value) or isinstance(value, tf.Variable)):

@@ -51,13 +51,16 @@ class OptimizerSpec:
         return callable(self.learning_rate)
 
 
-def read_optimizer(optimizer: Any, *, table: str) -> OptimizerSpec | None:
+def read_optimizer(
+    optimizer: Any, *, table: str, takes_slot_fn: bool = False,
+) -> OptimizerSpec | None:
     """Reads one `tf.tpu.experimental.embedding` optimizer.
 
     Args:
       optimizer: An instance of `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or
         `FTRL`, or None. Never changed.
       table: Name of the table it is for, used in errors.
+      takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
 
     Returns:
       The frozen rule; None for None.
@@ -80,7 +83,8 @@ def read_optimizer(optimizer: Any, *, table: str) -> OptimizerSpec | None:
         raise ValueError(
             f"The host engine supports the optimizers {sorted(READERS)}. "
             f"Received: {kind} {where}.")
-    if getattr(optimizer, "slot_variable_creation_fn", None) is not None:
+    if not takes_slot_fn and getattr(
+            optimizer, "slot_variable_creation_fn", None) is not None:
         raise ValueError(
             "The host engine creates slot variables itself, with the shards "
             f"of their table; `slot_variable_creation_fn` of {kind} must be "

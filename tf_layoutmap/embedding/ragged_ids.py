@@ -98,7 +98,7 @@ def _read_dense(feature, value, weight) -> FeatureIds:
         raise ValueError(
             f"Weight specified for dense input {feature.name!r}; only a "
             "tf.SparseTensor or tf.RaggedTensor has weights.")
-    _check_id_type(feature, value.dtype)
+    check_id_type(feature, value.dtype)
     # The last dimension is always the one that is reduced, so [B, K] has K
     # ids per sample and [B, 1] is the same as [B].
     if not value.shape.rank:
@@ -116,7 +116,7 @@ def _read_dense(feature, value, weight) -> FeatureIds:
 
 
 def _read_sparse(feature, value, weight) -> FeatureIds:
-    _check_id_type(feature, value.dtype)
+    check_id_type(feature, value.dtype)
     rank = value.shape.rank or 2
     if rank < 2:
         raise ValueError(
@@ -156,7 +156,7 @@ def _flat_samples(feature, indices, sizes):
 
 
 def _read_ragged(feature, value, weight) -> FeatureIds:
-    _check_id_type(feature, value.dtype)
+    check_id_type(feature, value.dtype)
     if value.ragged_rank != 1 or value.values.shape.rank != 1:
         raise ValueError(
             f"Ragged input {feature.name!r} must be of rank 2, [num_samples, "
@@ -254,11 +254,23 @@ def _dimension(tensor: tf.Tensor, axis: int):
     return static if static is not None else tf.shape(tensor, tf.int64)[axis]
 
 
-def _check_id_type(feature, dtype):
+def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
+    """Raises a TypeError unless int64 holds all ids of this type."""
     if dtype not in _ID_TYPES:
         raise TypeError(
             f"Ids of feature {feature.name!r} must be integers of a type that "
             f"int64 holds. Received: {dtype.name}.")
+
+
+def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
+    """Refuses weights of another kind or number than sparse or ragged ids.
+
+    Raises:
+      TypeError: If they are not numbers.
+      ValueError: If they are of another kind or number.
+    """
+    _check_weight_type(feature, value, weight, type(value))
+    _weight_values(feature, value.values, weight.values)
 
 
 def _check_weight_type(feature, value, weight, expected):

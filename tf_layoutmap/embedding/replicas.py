@@ -6,11 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import structure
+from tf_layoutmap.embedding import engine_choice, structure
 
 
 class Replicas:
-    """The replicas of the strategy an embedding was created under."""
+    """The replicas of the strategy an embedding was created under.
+
+    Attributes:
+      strategy: That strategy.
+      num_replicas: Its replicas in sync.
+    """
 
     def __init__(self):
         """Captures the strategy in scope.
@@ -18,10 +23,10 @@ class Replicas:
         Raises:
           NotImplementedError: If the engine cannot run under it.
         """
-        self._strategy = tf.distribute.get_strategy()
+        self.strategy = tf.distribute.get_strategy()
         self._is_default = not tf.distribute.has_strategy()
-        _check_supported(self._strategy, self._is_default)
-        self.num_replicas = self._strategy.num_replicas_in_sync
+        _check_supported(self.strategy, self._is_default)
+        self.num_replicas = self.strategy.num_replicas_in_sync
 
     def current(self) -> int | None:
         """Returns the calling replica; None outside `strategy.run`.
@@ -32,13 +37,13 @@ class Replicas:
         context = tf.distribute.get_replica_context()
         if context is None:
             return None
-        if context.strategy is self._strategy:
+        if context.strategy is self.strategy:
             # A constant tensor while a function is traced.
             return int(tf.get_static_value(context.replica_id_in_sync_group))
         if context.num_replicas_in_sync > 1:
             raise RuntimeError(
                 "TPUEmbedding must be used in replicas of the strategy it was "
-                f"created under, {type(self._strategy).__name__}; create it "
+                f"created under, {type(self.strategy).__name__}; create it "
                 "in `strategy.scope()`. Received a call from a replica of "
                 f"{type(context.strategy).__name__}.")
         return None
@@ -65,7 +70,7 @@ class Replicas:
           ValueError: If `device` is not a device of the strategy.
         """
         wanted = tf.DeviceSpec.from_string(device)
-        devices = self._strategy.extended.worker_devices
+        devices = self.strategy.extended.worker_devices
         found = [replica for replica, name in enumerate(devices)
                  if _names(wanted, tf.DeviceSpec.from_string(name))]
         if len(found) != 1:
@@ -90,7 +95,7 @@ class Replicas:
     def _local_values(self, path: str, leaf: Any, argument: str):
         if leaf is None:
             return [None] * self.num_replicas
-        parts = self._strategy.experimental_local_results(leaf)
+        parts = self.strategy.experimental_local_results(leaf)
         if len(parts) != self.num_replicas:
             raise ValueError(
                 f"Outside `strategy.run`, argument `{argument}` must hold one "
@@ -108,15 +113,11 @@ def _names(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
 
 
 def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
-    if isinstance(strategy, (tf.distribute.TPUStrategy,
-                             tf.distribute.experimental.TPUStrategy)):
-        raise NotImplementedError(
-            "TPUEmbedding does not support TPUStrategy yet: it arrives with "
-            "the TPU path. Until then use "
-            "tf.tpu.experimental.embedding.TPUEmbedding on a TPU.")
     if not is_default and not isinstance(strategy, (
-            tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy)):
+            tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy)
+            ) and not engine_choice.is_tpu(strategy):
         raise NotImplementedError(
-            "TPUEmbedding supports the default strategy, OneDeviceStrategy "
-            "and MirroredStrategy: its tables live in one process. Received: "
+            "TPUEmbedding supports the default strategy, OneDeviceStrategy, "
+            "MirroredStrategy and TPUStrategy: the tables of the host engine "
+            "live in one process. Received: "
             f"{type(strategy).__name__}.")

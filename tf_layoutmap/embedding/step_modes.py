@@ -22,8 +22,9 @@ from tf_layoutmap import _tf_private
 class _Calls:
     """What one function does under one name."""
 
-    # Read by the function each time it runs; written while it is traced.
-    is_forward: tf.Variable
+    # Read by the function each time it runs; written while it is traced. None
+    # where a forward-only step is found by others.
+    is_forward: tf.Variable | None
     num_enqueued: int = 0
     num_forward: int = 0  # of those, enqueued with training=False
     is_dequeued: bool = False
@@ -31,13 +32,22 @@ class _Calls:
 
     def update(self):
         """Writes what is known by now."""
-        self.is_forward.assign(self.is_dequeued and not self.is_applied)
+        if self.is_forward is not None:
+            self.is_forward.assign(
+                self.is_dequeued and not self.is_applied)
 
 
 class StepModes:
     """The calls of one embedding in each function being traced."""
 
-    def __init__(self):
+    def __init__(self, finds_forward_steps: bool = True):
+        """Starts to note.
+
+        Args:
+          finds_forward_steps: Whether `enqueued` changes the mode of steps
+            that are never applied. The TPU's compiler does so itself.
+        """
+        self._finds_forward_steps = finds_forward_steps
         # By the outermost function: loops and branches are part of it.
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -48,6 +58,8 @@ class StepModes:
             return training
         calls.num_enqueued += 1
         calls.num_forward += training is False
+        if calls.is_forward is None:
+            return training
         self._update(calls)
         return tf.logical_and(
             training, tf.logical_not(calls.is_forward.read_value()))
@@ -83,11 +95,16 @@ class StepModes:
             return None
         by_name = self._calls.setdefault(graph, {})
         if name not in by_name:
-            with tf.init_scope(), tf.device("/device:CPU:0"):
-                # Of no strategy: one for all replicas.
-                by_name[name] = _Calls(_tf_private.ResourceVariable(
-                    False, trainable=False, name="is_forward"))
+            by_name[name] = _Calls(self._create_flag())
         return by_name[name]
+
+    def _create_flag(self) -> tf.Variable | None:
+        if not self._finds_forward_steps:
+            return None
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            # Of no strategy: one for all replicas.
+            return _tf_private.ResourceVariable(
+                False, trainable=False, name="is_forward")
 
     def _update(self, calls: _Calls):
         with tf.init_scope():

@@ -74,7 +74,7 @@ def _num_shards(table: config.TableSpec, partitioner) -> int:
 def _create_table(table: config.TableSpec, num_shards: int):
     shape = (table.num_rows, table.dim)
     cut = partition.RowPartition.div(table.num_rows, num_shards)
-    initializer = _bind_shape(table.initializer, shape)
+    initializer = bind_shape(table.initializer, shape)
     rows = [initial_value.of_shard(
         initializer, shape, tf.float32, cut, shard, table.name)
         for shard in range(num_shards)]
@@ -91,8 +91,11 @@ def _create_table(table: config.TableSpec, num_shards: int):
     return variables
 
 
-def _bind_shape(initializer: Callable[..., Any], shape):
-    """Gives an initializer that knows shards the whole shape, as TF does."""
+def bind_shape(initializer: Callable[..., Any], shape):
+    """Gives an initializer that knows shards the whole shape, as TF does.
+
+    Others are returned as they are.
+    """
     if "shard_info" not in inspect.signature(initializer).parameters:
         return initializer
     keywords = {}

@@ -1,4 +1,7 @@
-"""`TPUEmbedding`: the Cloud TPU embedding API over the host engine."""
+"""`TPUEmbedding`: the Cloud TPU embedding API over a TPU or the host engine.
+
+What holds for both is here; each has a backend of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,16 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding import (
     config,
-    gradient_checks,
-    host_engine,
-    ragged_ids,
+    engine_choice,
+    host_backend,
     replicas,
     restore_check,
     serving,
-    step_modes,
-    step_shapes,
     structure,
     tables,
 )
+from tf_layoutmap.embedding.tpu_engine import backend as tpu_backend
+from tf_layoutmap.embedding.tpu_engine import config_proto
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert
@@ -28,33 +30,38 @@ _as_written = tf.autograph.experimental.do_not_convert
 
 @dataclasses.dataclass
 class _State:
-    """What an embedding knows and a checkpoint must not."""
+    """What an embedding knows and a checkpoint must not.
+
+    Attributes:
+      backend: What carries the steps out. Both kinds have `is_built`,
+        `declare`, `create_tables`, `start`, `enqueue`, `dequeue` and `apply`.
+      is_refused: Whether steps are for a TPU that is not there.
+    """
 
     feature_config: Any
     spec: config.EmbeddingSpec
     table_configs: list[Any]
-    partitioner: tables.Partitioner | None
     replicas: replicas.Replicas
-    shapes: step_shapes.StepShapes
-    modes: step_modes.StepModes
-    is_pipelined: bool
     out_of_range: str
-    engine: host_engine.HostEngine | None = None
+    backend: host_backend.HostBackend | tpu_backend.TPUBackend
+    is_refused: bool
 
 
 class TPUEmbedding(tf.Module):
     """Embedding tables with optimizers of their own.
 
-    The interface is that of `tf.tpu.experimental.embedding.TPUEmbedding`;
-    the tables live on the host and are updated by the host engine, with the
-    semantics of the TPU: the gradients of a row are summed over features,
-    replicas and samples, then each row that was looked up gets one update.
+    The interface is that of `tf.tpu.experimental.embedding.TPUEmbedding`.
+    Created under `TPUStrategy` it does what that class does, by the same
+    operations. Elsewhere the tables live on the host and are updated by the
+    host engine, with the semantics of the TPU: the gradients of a row are
+    summed over features, replicas and samples, then each row that was looked
+    up gets one update.
 
     A step goes `enqueue`, `dequeue`, `apply_gradients`, in this order on each
     replica; several steps may be enqueued ahead. It works eagerly, in
-    `tf.function`, and under `OneDeviceStrategy` and `MirroredStrategy`, where
-    `dequeue` and `apply_gradients` are called inside `strategy.run`.
-    Gradients are not divided by the number of replicas.
+    `tf.function`, and under `OneDeviceStrategy`, `MirroredStrategy` and
+    `TPUStrategy`, where `dequeue` and `apply_gradients` are called inside
+    `strategy.run`. Gradients are not divided by the number of replicas.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -80,7 +87,7 @@ class TPUEmbedding(tf.Module):
         self, feature_config: Any, optimizer: Any,
         pipeline_execution_with_tensor_core: bool = False, *,
         partitioner: tables.Partitioner | None = None,
-        out_of_range: str = "error",
+        out_of_range: str = "error", engine: str = "auto",
     ):
         """Reads the configuration; variables are created by `build`.
 
@@ -99,12 +106,16 @@ class TPUEmbedding(tf.Module):
             `tf_layoutmap.partition.FixedShardsPartitioner(num_shards=3)`.
           out_of_range: What becomes of an id that is no row of its table:
             `"error"`, `"drop"` (as if it were not there) or `"clip"` (the
-            nearest row). `stats` counts them.
+            nearest row). `stats` counts them. A TPU has `"error"` only, and
+            inside `strategy.run` ids cannot be checked.
+          engine: `"auto"`: the TPU under `TPUStrategy`, else the host engine.
+            `"host"`: the host engine. `"tpu"`: the TPU; under another strategy
+            there are tables to serve and no steps, as of TensorFlow's class.
 
         Raises:
           TypeError: If `feature_config` holds something else.
-          ValueError: If a setting is invalid, or the host engine does not
-            carry it out.
+          ValueError: If a setting is invalid, or the engine does not carry
+            it out.
           NotImplementedError: If the strategy in scope is not supported.
         """
         super().__init__()
@@ -120,14 +131,28 @@ class TPUEmbedding(tf.Module):
             raise TypeError(
                 "Argument `partitioner` must be a callable of `shape` and "
                 f"`dtype`, or None. Received: {partitioner!r}.")
+        strategy_replicas = replicas.Replicas()
+        on_tpu = engine_choice.is_tpu(strategy_replicas.strategy)
+        engine = engine_choice.choose(engine, strategy_replicas.strategy)
+        named_features = structure.flatten_with_paths(feature_config)
         spec, table_configs = config.read_feature_config(
-            structure.flatten_with_paths(feature_config), optimizer)
+            named_features, optimizer, takes_slot_fn=on_tpu)
+        if on_tpu:
+            _check_tpu_arguments(partitioner, out_of_range)
+            backend = tpu_backend.TPUBackend(
+                feature_config, config_proto.read_spec(
+                    spec, [one for _, one in named_features], table_configs,
+                    optimizer),
+                strategy_replicas, pipeline_execution_with_tensor_core)
+        else:
+            backend = host_backend.HostBackend(
+                feature_config, spec, strategy_replicas,
+                partitioner=partitioner, out_of_range=out_of_range,
+                is_pipelined=pipeline_execution_with_tensor_core)
         # A plain object: tf.Module would track, and save, a dict or a list.
         self._state = _State(
-            feature_config, spec, table_configs, partitioner,
-            replicas.Replicas(), step_shapes.StepShapes(spec),
-            step_modes.StepModes(), pipeline_execution_with_tensor_core,
-            out_of_range)
+            feature_config, spec, table_configs, strategy_replicas,
+            out_of_range, backend, engine == "tpu" and not on_tpu)
 
     @_as_written
     def build(self, per_replica_input_shapes: Any = None,
@@ -143,19 +168,23 @@ class TPUEmbedding(tf.Module):
             `[num_samples]` or `[..., ids per sample]`.
           per_replica_batch_size: The batch size of every feature.
 
+        Under `TPUStrategy` the shapes of all activations must be known by
+        now, and the TPU is initialized.
+
         Raises:
           ValueError: If a shape is of another rank, or sizes differ from
-            those of an earlier `build`.
-          RuntimeError: In a graph of TensorFlow 1.
+            those of an earlier `build`, or a TPU needs what is not known.
+          RuntimeError: In a graph of TensorFlow 1, or if the TPU is
+            initialized for another embedding.
         """
-        state = self._state
-        num_samples = step_shapes.read_num_samples(
-            state.feature_config, state.spec.features,
-            per_replica_input_shapes, per_replica_batch_size)
-        if num_samples is not None:
-            state.shapes.declare(num_samples)
-        if state.engine is not None:
-            return
+        backend = self._state.backend
+        backend.declare(per_replica_input_shapes, per_replica_batch_size)
+        if not backend.is_built:
+            self._create()
+
+    def _create(self):
+        """Creates the variables and starts the backend."""
+        backend = self._state.backend
         # Eagerly, even while a function is traced: variables outlive it.
         with tf.init_scope():
             if not tf.executing_eagerly():
@@ -163,14 +192,10 @@ class TPUEmbedding(tf.Module):
                     "TPUEmbedding needs eager execution to create its "
                     "tables; do not use it in a tf.compat.v1 graph.")
             # String keys, so that the dicts can be saved. The names are those
-            # of TensorFlow's class, whose checkpoints have this structure.
-            self._variables = tables.create_tables(
-                state.spec, state.partitioner)
-            state.engine = host_engine.HostEngine(
-                state.spec, self._variables,
-                num_replicas=state.replicas.num_replicas,
-                is_pipelined=state.is_pipelined,
-                out_of_range=state.out_of_range)
+            # of TensorFlow's class, whose checkpoints have this structure. A
+            # restore that waits for them is carried out here.
+            self._variables = backend.create_tables()
+            backend.start(self._variables)
 
     @_as_written
     def enqueue(
@@ -181,6 +206,10 @@ class TPUEmbedding(tf.Module):
 
         Inside `strategy.run` it is the step of that replica. Outside, each
         leaf holds one value per replica, or `device` says whose step it is.
+
+        On a TPU, dense inputs have one id per sample, batch sizes are known
+        while tracing and do not change, and a call inside `strategy.run` is at
+        the top of the function that is run and is given its arguments.
 
         Args:
           features: Structure of `feature_config`. Each leaf is a `tf.Tensor`
@@ -194,41 +223,25 @@ class TPUEmbedding(tf.Module):
             `name` and never applies under it is forward-only anyway.
           name: Which calls of a `tf.function` belong together. Steps pair by
             their order.
-          device: A device of the strategy, as `"/device:CPU:1"`.
+          device: A device of the strategy, as `"/device:CPU:1"`; of a TPU,
+            any core.
 
         Raises:
           TypeError: If structures differ in types, or ids are not integers.
           ValueError: If structures, sizes, ranks or weights do not match.
           RuntimeError: If `training` and a table has no optimizer, or called
-            by a replica of another strategy.
+            by a replica of another strategy, or in control flow inside a
+            TPU's program.
           tf.errors.InvalidArgumentError: If ids, splits or weights are bad;
             it names feature, sample, id and table.
           tf.errors.FailedPreconditionError: If too many steps are pending.
         """
-        _check_not_exported("enqueue")
-        state = self._state
-        replica = state.replicas.current()
-        if device is not None:
-            if replica is not None and state.replicas.num_replicas > 1:
-                raise ValueError(
-                    "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}.")
-            steps = [(state.replicas.of_device(device), features, weights)]
-        elif replica is not None:
-            steps = [(replica, features, weights)]
-        else:
-            steps = list(zip(
-                range(state.replicas.num_replicas),
-                state.replicas.split(features, "features"),
-                state.replicas.split(weights, "weights")))
+        self._check_can_step("enqueue")
         self._check_training(training)
-        # All are read before the first goes in: half a step cannot pair.
-        steps = [(replica, self._read_features(features, weights))
-                 for replica, features, weights in steps]
-        self.build()
-        training = state.modes.enqueued(name, training)
-        for replica, inputs in steps:
-            state.engine.enqueue(replica, training, inputs)
+        backend = self._state.backend
+        backend.enqueue(
+            features, weights, training, name, device,
+            lambda: None if backend.is_built else self._create())
 
     @_as_written
     def dequeue(self, name: str | None = None) -> Any:
@@ -249,15 +262,9 @@ class TPUEmbedding(tf.Module):
           tf.errors.FailedPreconditionError: If no step is enqueued, or the
             step before still waits for its gradients.
         """
-        state = self._state
         self._check_built("dequeue")
-        replica = state.replicas.require_current("dequeue")
-        state.modes.dequeued(name)
-        activations = [
-            state.shapes.shape_activations(index, one)
-            for index, one in enumerate(state.engine.dequeue(replica))]
-        state.shapes.note_dequeued(replica, activations)
-        return tf.nest.pack_sequence_as(state.feature_config, activations)
+        return tf.nest.pack_sequence_as(
+            self._state.feature_config, self._state.backend.dequeue(name))
 
     @_as_written
     def apply_gradients(self, gradients: Any, name: str | None = None):
@@ -284,25 +291,12 @@ class TPUEmbedding(tf.Module):
           tf.errors.InvalidArgumentError: If a learning rate is negative or
             not finite; it names the table.
         """
-        state = self._state
         self._check_built("apply_gradients")
         self._check_optimizers("apply_gradients")
         structure.check_same(
-            gradients, "gradients", state.feature_config, "feature_config")
-        replica = state.replicas.require_current("apply_gradients")
-        state.modes.applied(name)
-        flat = []
-        for index, gradient in enumerate(tf.nest.flatten(gradients)):
-            feature = state.spec.features[index]
-            if gradient is None:
-                gradient = gradient_checks.zero_gradient(
-                    feature, state.shapes.dequeued_shape(replica, index))
-            else:
-                gradient = gradient_checks.read_gradient(
-                    feature, gradient, state.shapes.activation_shape(index))
-            flat.append(state.shapes.flatten_gradient(index, gradient))
-        state.engine.apply(
-            replica, flat, gradient_checks.hyperparameters(state.spec.tables))
+            gradients, "gradients", self._state.feature_config,
+            "feature_config")
+        self._state.backend.apply(tf.nest.flatten(gradients), name)
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
@@ -310,17 +304,23 @@ class TPUEmbedding(tf.Module):
 
         A `tf.Variable`, or a `ShardedVariable` of a table in shards. Outside
         of `tf.function` a pipelined update lands first.
+
+        Raises:
+          RuntimeError: Under `TPUStrategy`, where the rows are on the TPU,
+            except while a SavedModel is made; all shards go into it.
         """
-        self.build()
-        self._flush_eagerly()
+        self._make_readable("embedding_tables")
         return {one: self._variables[spec.name][tables.PARAMETERS]
                 for one, spec in self._tables()}
 
     @property
     def slot_variables(self) -> dict[Any, dict[str, Any]]:
-        """From each `TableConfig` to its slot variables by name."""
-        self.build()
-        self._flush_eagerly()
+        """From each `TableConfig` to its slot variables by name.
+
+        Raises:
+          RuntimeError: As of `embedding_tables`.
+        """
+        self._make_readable("slot_variables")
         return {one: {name: slot
                       for name, slot in self._variables[spec.name].items()
                       if name != tables.PARAMETERS}
@@ -342,9 +342,7 @@ class TPUEmbedding(tf.Module):
         Reading `embedding_tables` outside of `tf.function`, saving, restoring
         and forward-only steps do so by themselves.
         """
-        self._check_built("flush")
-        if self._state.is_pipelined:
-            self._state.engine.land()
+        self._host_backend("flush").flush()
 
     @_as_written
     def reset(self):
@@ -352,9 +350,9 @@ class TPUEmbedding(tf.Module):
 
         A step that was applied is none of them: pipelined, it lands first.
         """
-        self._check_built("reset")
-        self.flush()
-        self._state.engine.reset()
+        backend = self._host_backend("reset")
+        backend.flush()
+        backend.engine.reset()
 
     def stats(self) -> dict[str, Any]:
         """Returns what the engine holds.
@@ -370,42 +368,87 @@ class TPUEmbedding(tf.Module):
           training steps `num_lookups`, `num_unique_rows` and their
           `unique_ratio`.
         """
-        self._check_built("stats")
+        backend = self._host_backend("stats")
         if not tf.executing_eagerly():
             raise RuntimeError("`stats` must be called outside tf.function.")
-        return self._state.engine.describe()
+        return backend.engine.describe()
+
+    def _make_readable(self, what: str):
+        """Sees to it that the variables hold what the tables are."""
+        if not self._state.backend.is_on_tpu:
+            self.build()
+            self._flush_eagerly()
+            return
+        if not _tf_private.in_save_context():
+            raise RuntimeError(
+                f"Unable to retrieve `{what}` under TPUStrategy: the rows are "
+                "on the TPU. Save a checkpoint, and restore it into a "
+                "TPUEmbedding that was created under another strategy.")
+        self._check_built(what)
+
+    def _host_backend(self, method: str) -> host_backend.HostBackend:
+        self._check_built(method)
+        backend = self._state.backend
+        if backend.is_on_tpu:
+            raise RuntimeError(
+                f"`{method}` is of the host engine; a TPU keeps its steps to "
+                "itself.")
+        return backend
 
     def _flush_eagerly(self):
         # While a function is traced its reads see what has landed by then;
         # and one that is exported must not hold an op of ours.
-        state = self._state
-        if state.is_pipelined and state.engine and tf.executing_eagerly():
-            state.engine.land()
+        if tf.executing_eagerly():
+            self._state.backend.flush()
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         # Whatever is saved asks for this first.
         if hasattr(self, "_state"):
-            self._flush_eagerly()
+            if self._state.backend.is_on_tpu:
+                self._state.backend.sync.note_walk()
+            else:
+                self._flush_eagerly()
         return super()._trackable_children(save_type, **kwargs)
 
     def _tables(self):
         return zip(self._state.table_configs, self._state.spec.tables)
 
-    def _read_features(self, features, weights):
-        state = self._state
-        structure.check_same(
-            features, "features", state.feature_config, "feature_config")
-        flat_weights = structure.flatten_weights(
-            weights, state.feature_config, like="feature_config")
-        return [
-            state.shapes.check_input(index, ragged_ids.read_feature(
-                feature, value, weight))
-            for index, (feature, value, weight) in enumerate(zip(
-                state.spec.features, tf.nest.flatten(features), flat_weights))]
+    def _load_variables(self):
+        """Sends the variables to the TPU, as of TensorFlow's class.
+
+        Its restore calls this, of a checkpoint that it has written.
+        """
+        if self._state.backend.is_on_tpu:
+            self._state.backend.sync.load()
+
+    def _retrieve_variables(self):
+        """Brings the variables up to date, as of TensorFlow's class."""
+        if self._state.backend.is_on_tpu:
+            self._state.backend.sync.retrieve()
+
+    @property
+    def _verify_output_shapes_on_enqueue(self) -> bool:
+        """Whether `enqueue` checks shapes; programs switch it off."""
+        return getattr(self._state.backend, "checks_shapes", True)
+
+    @_verify_output_shapes_on_enqueue.setter
+    def _verify_output_shapes_on_enqueue(self, value: bool):
+        # The host engine's checks are cheap and protect memory: they stay.
+        if self._state.backend.is_on_tpu:
+            self._state.backend.checks_shapes = value
+
+    def _check_can_step(self, method: str):
+        if self._state.is_refused:
+            raise RuntimeError(
+                f"`{method}` is not valid when TPUEmbedding(engine=\"tpu\") is "
+                "not created under a TPUStrategy; leave `engine` out to step "
+                "on the host.")
+        if not self._state.backend.is_on_tpu:
+            _check_not_exported(method)
 
     def _check_built(self, method: str):
-        _check_not_exported(method)
-        if self._state.engine is None:
+        self._check_can_step(method)
+        if not self._state.backend.is_built:
             raise RuntimeError(
                 f"`{method}` needs a built TPUEmbedding; call `enqueue` or "
                 "`build` first.")
@@ -436,19 +479,28 @@ class TPUEmbedding(tf.Module):
         # A restore asks this before it writes anything: the one moment to
         # refuse to change rows under a step whose gradients belong to the
         # old ones.
-        if self._state.engine is None:
+        backend = self._state.backend
+        if not backend.is_built:
             return None
-        self._flush_eagerly()
-        found = self._state.engine.describe()
-        if any(found["pending"]) or any(found["awaiting"]):
-            raise RuntimeError(
-                "A checkpoint cannot be restored while steps are in flight; "
-                "finish them, or call `reset` to forget them. Pending by "
-                f"replica: {found['pending']}, awaiting gradients: "
-                f"{found['awaiting']}.")
+        if backend.is_on_tpu:
+            backend.sync.note_restore()
+        else:
+            self._flush_eagerly()
+            backend.check_idle()
         if path is not None:
             restore_check.check_shapes(path, "_variables", self._variables)
         return None
+
+
+def _check_tpu_arguments(partitioner: Any, out_of_range: str):
+    if partitioner is not None:
+        raise ValueError(
+            "Argument `partitioner` must be None under TPUStrategy, whose "
+            f"hosts divide the tables. Received: {partitioner!r}.")
+    if out_of_range != "error":
+        raise ValueError(
+            "Argument `out_of_range` must be \"error\" under TPUStrategy: a "
+            f"TPU does neither drop nor clip ids. Received: {out_of_range!r}.")
 
 
 def _check_not_exported(method: str):

@@ -9,6 +9,7 @@ into TensorFlow's own sharded variable, and from all of those.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -100,7 +101,18 @@ class _BlockSaveable(_tf_private.SaveableObject):
         self._block = block
         self._key = key
         self._path = None
+        self._watcher = None
         super().__init__(None, [self._save_spec(block.spec())], key)
+
+    def watch(self, watcher: Any) -> None:
+        """Calls `watcher` at each read and write of the block.
+
+        Args:
+          watcher: None, or has `before_save()`, and `before_restore(saveable)`
+            and `after_restore(saveable)`, of which the first is left out when
+            nothing tells that the file has the block.
+        """
+        self._watcher = watcher
 
     def fetch_from(self, path: str) -> None:
         """Lets `restore` read the file itself.
@@ -110,6 +122,8 @@ class _BlockSaveable(_tf_private.SaveableObject):
         read one element of each block, and the block is read when it is
         needed.
         """
+        if self._watcher is not None:
+            self._watcher.before_restore(self)
         if not self._block.is_whole and (
                 self._block.table.shape.num_elements()):
             self._path = path
@@ -125,11 +139,19 @@ class _BlockSaveable(_tf_private.SaveableObject):
                     prefix=self._path, tensor_names=[self._key],
                     shape_and_slices=[self._block.spec()],
                     dtypes=[self._block.table.dtype])
-        return self._block.write(value)
+        written = self._block.write(value)
+        if self._watcher is not None:
+            self._watcher.after_restore(self)
+        return written
+
+    def _read(self) -> tf.Tensor:
+        if self._watcher is not None:
+            self._watcher.before_save()
+        return self._block.read()
 
     def _save_spec(self, slice_spec: str):
         return _tf_private.SaveSpec(
-            self._block.read, slice_spec, self._key, self._block.table.dtype,
+            self._read, slice_spec, self._key, self._block.table.dtype,
             self._block.device)
 
 

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
@@ -83,6 +84,13 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
         for parameter in parameters.values())
     if "shard_info" in parameters:
         return initializer(shard_info=info)
+    if hasattr(initializer, "support_partition"):
+        # tf.constant_initializer refuses partition arguments, or takes and
+        # ignores them.
+        if np.isscalar(initializer.value):
+            return initializer(info.shape, dtype=dtype)
+        return tf.slice(initializer(shape, dtype=dtype), info.offset,
+                        info.shape)
     if "partition_shape" in parameters or takes_any_keyword:
         return initializer(shape, dtype=dtype, partition_shape=info.shape,
                            partition_offset=info.offset)

@@ -1,0 +1,86 @@
+"""A TPUStrategy without a TPU, whose programs can be traced but not run.
+
+The strategy is TensorFlow's own, over a resolver that names cores which are
+not there. What would ask the TPU is replaced, in TensorFlow's `TPUEmbedding`
+and in ours: whether it is initialized, its initialization, and the transfer of
+tables. Hosts are the logical CPUs of `tests.strategies`.
+"""
+
+import contextlib
+import types
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.client import session
+from tensorflow.python.distribute import device_util
+from tensorflow.python.tpu import (
+    tpu,
+    tpu_embedding_v2,
+    tpu_system_metadata,
+)
+from tensorflow.python.tpu.ops import tpu_ops
+
+from tests import strategies  # noqa: F401
+from tf_layoutmap.embedding.tpu_engine import ops, sync
+from tf_layoutmap.emulation import enum_mend
+
+_DEVICE = "/job:localhost/replica:0/task:{}/device:TPU:{}"
+
+
+def strategy_of(num_cores=1, num_hosts=1, num_cores_per_replica=None):
+    """A TPUStrategy of that many cores in all, evenly on the hosts."""
+    cores_per_host = num_cores // num_hosts
+    devices = [
+        session._DeviceAttributes(_DEVICE.format(host, core), "TPU", 1, 0)
+        for host in range(num_hosts) for core in range(cores_per_host)]
+    resolver = types.SimpleNamespace(
+        get_tpu_system_metadata=lambda:
+            tpu_system_metadata.TPUSystemMetadata(
+                num_cores, num_hosts, cores_per_host, None, devices),
+        cluster_spec=lambda: tf.train.ClusterSpec({}))
+    return tf.distribute.TPUStrategy(
+        resolver, _assignment(num_cores, num_hosts, num_cores_per_replica))
+
+
+def _assignment(num_cores, num_hosts, num_cores_per_replica):
+    if num_cores_per_replica is None:
+        return None
+    cores_per_host = num_cores // num_hosts
+    # Coordinates: chip on its host, and host.
+    coordinates = np.array([
+        [[core, host, 0, 0] for core in range(cores_per_host)]
+        for host in range(num_hosts)])
+    topology = tf.tpu.experimental.Topology(
+        mesh_shape=[cores_per_host, num_hosts, 1, 1],
+        device_coordinates=coordinates)
+    return tf.tpu.experimental.DeviceAssignment(
+        topology, coordinates.reshape(-1, num_cores_per_replica, 4))
+
+
+@contextlib.contextmanager
+def replaced():
+    """Replaces, in a `with` block, all that would ask a TPU."""
+    def nothing(*arguments, **keywords):
+        del arguments, keywords
+
+    def host_of(device, device_index=0):
+        del device_index
+        # One process has no tasks: host number `n` is CPU number `n`.
+        task = tf.DeviceSpec.from_string(device).task or 0
+        return f"/job:localhost/replica:0/task:0/device:CPU:{task}"
+
+    with contextlib.ExitStack() as stack:
+        for module, name, value in (
+                (device_util, "get_host_for_device", host_of),
+                (tpu_ops, "is_tpu_embedding_initialized", lambda: False),
+                (tpu, "initialize_system_for_tpu_embedding", nothing),
+                (tpu_embedding_v2, "_load_variables_impl", nothing),
+                (ops, "is_initialized", lambda: False),
+                (ops, "configure", nothing),
+                (sync.Sync, "load", nothing)):
+            stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(enum_mend.installed())
+        yield
+
+

@@ -1,0 +1,39 @@
+"""Which engine carries an embedding out."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+ENGINES = ("auto", "tpu", "host")
+
+
+def choose(engine: str, strategy: tf.distribute.Strategy) -> str:
+    """Returns `"tpu"` or `"host"`.
+
+    Args:
+      engine: `"auto"`: the TPU under TPUStrategy, else the host.
+      strategy: The one in scope.
+
+    Raises:
+      ValueError: If `engine` is none of `ENGINES`, or cannot run under the
+        strategy.
+    """
+    if engine not in ENGINES:
+        raise ValueError(
+            f"Argument `engine` must be one of {ENGINES}. "
+            f"Received: engine={engine!r}.")
+    on_tpu = is_tpu(strategy)
+    if engine == "host" and on_tpu:
+        raise ValueError(
+            "Argument `engine` must be \"auto\" or \"tpu\" under TPUStrategy: "
+            "a TPU's program cannot call the host engine. Received: "
+            f"engine={engine!r}.")
+    if engine == "auto":
+        return "tpu" if on_tpu else "host"
+    return engine
+
+
+def is_tpu(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy is a TPUStrategy, of the new or the old class."""
+    return isinstance(strategy, (
+        tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy))

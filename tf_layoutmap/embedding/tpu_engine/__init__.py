@@ -1,0 +1,1 @@
+"""Carries a `TPUEmbedding` out on a TPU, by TensorFlow's own operations."""

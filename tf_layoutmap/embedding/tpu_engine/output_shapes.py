@@ -1,0 +1,202 @@
+"""The shapes of activations, which a TPU must know before the first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding import config
+
+Shape = tuple[int | None, ...]
+
+
+class OutputShapes:
+    """Of each feature, the shape of its activations without `dim`.
+
+    A FeatureConfig's `output_shape` comes first, then what `build` was told,
+    then what the inputs of the first step have.
+    """
+
+    def __init__(self, features: Sequence[config.FeatureSpec]):
+        self._features = features
+        self._shapes: list[Shape | None] = [
+            one.output_shape for one in features]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The shapes; all known once `settle` has passed."""
+        return [one or () for one in self._shapes]
+
+    def settle(self, incoming: Sequence[Shape] | None):
+        """Takes the shapes that are not known yet.
+
+        Raises:
+          ValueError: If one contradicts what is known, or stays unknown.
+        """
+        if incoming is not None:
+            self.check(incoming)
+            self._shapes = [
+                _merge(known, new)
+                for known, new in zip(self._shapes, incoming)]
+        for feature, shape in zip(self._features, self._shapes):
+            if shape is None or None in shape:
+                raise ValueError(
+                    "A TPU needs the full shape of every activation. The "
+                    f"output shape of feature {feature.name!r} is {shape}; "
+                    "enqueue inputs with a known batch size (batch a dataset "
+                    "with drop_remainder=True), give the FeatureConfig an "
+                    "`output_shape`, or call `build` with the shapes of one "
+                    "replica's inputs.")
+
+    def check(self, incoming: Sequence[Shape],
+              is_ragged: Sequence[bool] | None = None):
+        """Holds the shapes of one step to what is known.
+
+        Args:
+          incoming: Shapes as of `of_input`.
+          is_ragged: Whether each input is ragged, whose samples may be laid
+            out over an output shape of more dimensions; None if unknown.
+
+        Raises:
+          ValueError: If a shape contradicts.
+        """
+        for index, (feature, known, new) in enumerate(zip(
+                self._features, self._shapes, incoming)):
+            if known is None:
+                continue
+            if len(new) < len(known) and (
+                    is_ragged is None or is_ragged[index]):
+                _check_places(feature, known, new)
+                continue
+            if len(new) != len(known) or any(
+                    None not in (one, other) and one != other
+                    for one, other in zip(known, new)):
+                raise ValueError(
+                    f"Inconsistent shape found for input {feature.name!r}: "
+                    f"its output shape is {list(known)}, by its FeatureConfig, "
+                    "`build` or the first step, for each replica. Received an "
+                    f"input for output shape {list(new)}.")
+
+
+def _merge(known: Shape | None, new: Shape) -> Shape:
+    if known is None:
+        return new
+    if len(known) != len(new):
+        return known
+    return tuple(other if one is None else one
+                 for one, other in zip(known, new))
+
+
+def _check_places(feature, known: Shape, new: Shape):
+    """Ragged samples must fill the places of the output shape evenly."""
+    if None in known or None in new:
+        return
+    places, given = math.prod(known), math.prod(new)
+    if not given or places % given:
+        raise ValueError(
+            f"Inconsistent shape found for input {feature.name!r}: its number "
+            f"of samples must divide the {places} places of output shape "
+            f"{list(known)}. Received: {given} samples.")
+
+
+def of_batch_size(
+    features: Sequence[config.FeatureSpec], batch_size: int,
+) -> list[Shape]:
+    """Returns the output shapes when every feature has this batch size."""
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or (
+            batch_size < 1):
+        raise ValueError(
+            "A per-replica batch size must be an int of at least 1. "
+            f"Received: {batch_size!r}.")
+    return [feature.output_shape or _with_positions(feature, (batch_size,))
+            for feature in features]
+
+
+def of_build_argument(
+    feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
+) -> list[Shape]:
+    """Returns the output shapes of the input shapes that `build` was told.
+
+    Raises:
+      TypeError: If the structure is of other types than `feature_config`.
+      ValueError: If it has other sizes, or a shape has no known rank.
+    """
+    try:
+        flat = tf.__internal__.nest.flatten_up_to(feature_config, shapes)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            "Argument `per_replica_input_shapes` must have the structure of "
+            f"`feature_config`. Received: {shapes}.") from error
+    found = []
+    for feature, shape in zip(features, flat):
+        shape = tf.TensorShape(shape)
+        if not shape.rank:
+            raise ValueError(
+                "A per-replica input shape must be of rank 1 or more. "
+                f"Received: {shape} (feature {feature.name!r}).")
+        sizes = tuple(shape.as_list())
+        found.append(_of_sizes(feature, sizes[:max(len(sizes) - 1, 1)]))
+    return found
+
+
+def of_input(
+    feature: config.FeatureSpec, value: Any, num_cores: int | None,
+) -> Shape:
+    """Returns the output shape of one input of a replica.
+
+    Args:
+      feature: Whose input it is.
+      value: A dense, sparse or ragged tensor.
+      num_cores: The cores that divide its samples among them, or None.
+
+    Raises:
+      ValueError: If it is of no known type, rank or form.
+    """
+    if isinstance(value, tf.RaggedTensor):
+        kind, at_least = "Ragged", 2
+    elif isinstance(value, tf.SparseTensor):
+        kind, at_least = "Sparse", 2
+    else:
+        kind, at_least = "Dense", 1
+    rank = value.shape.rank
+    if rank is None or rank < at_least or (kind == "Ragged" and rank != 2):
+        raise ValueError(
+            f"{kind} input {feature.name!r} must be of a known rank of "
+            f"{at_least}{'' if kind == 'Ragged' else ' or more'} under "
+            f"TPUStrategy. Received: shape {value.shape}.")
+    sizes = tuple(value.shape.as_list())
+    if kind == "Dense":
+        if rank > 1 and sizes[-1] != 1:
+            raise ValueError(
+                f"Dense input {feature.name!r} of rank 2 or more must have 1 "
+                "as its last dimension, which is combined; pass several ids "
+                "per sample as a tf.RaggedTensor or tf.SparseTensor. "
+                f"Received: shape {value.shape}.")
+        if feature.is_sequence:
+            raise ValueError(
+                f"Input {feature.name!r} of a sequence feature must be a "
+                "tf.RaggedTensor or tf.SparseTensor under TPUStrategy. "
+                f"Received: a dense tensor of shape {value.shape}.")
+    sizes = sizes[:max(rank - 1, 1)]
+    if num_cores and sizes[0] is not None:
+        if sizes[0] % num_cores:
+            raise ValueError(
+                f"The samples of input {feature.name!r} must divide evenly "
+                f"among the {num_cores} cores of a replica. Received: "
+                f"{sizes[0]} samples.")
+        sizes = (sizes[0] // num_cores, *sizes[1:])
+    return _of_sizes(feature, sizes)
+
+
+def _of_sizes(feature: config.FeatureSpec, sizes: Shape) -> Shape:
+    # Positions are only those of rank 2 inputs; an output shape has its own.
+    return _with_positions(feature, sizes) if len(sizes) == 1 else sizes
+
+
+def _with_positions(feature: config.FeatureSpec, sizes: Shape) -> Shape:
+    if feature.is_sequence:
+        return (*sizes, feature.max_sequence_length)
+    return sizes
