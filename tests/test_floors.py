@@ -20,6 +20,7 @@ FLOORS = {
     "_checks": 0,
     "_lazy": 0,
     "_build_info": 0,
+    "_private_names": 0,
     "partition": 0,
     "layout.key_matching": 0,
     "layout.fit_checks": 0,
@@ -28,6 +29,7 @@ FLOORS = {
     "embedding.optimizer_settings": 0,
     "_tf_private": 1,
     "_keras_private": 1,
+    "_tf_keras_private": 1,
     "_ops": 1,
     "_op_gradients": 1,
     "sharded": 2,
@@ -45,7 +47,8 @@ FLOORS = {
 # Each door: what must pass through it, and the module that is the door.
 DOORS = [
     (r"tensorflow\.python(\.|$)", "_tf_private"),
-    (r"keras\.src(\.|$)|tf_keras\.src(\.|$)", "_keras_private"),
+    (r"keras\.src(\.|$)", "_keras_private"),
+    (r"tf_keras\.src(\.|$)", "_tf_keras_private"),
     (r"tf_layoutmap\._(native|build_info)$", "_ops"),
     (r"ctypes(\.|$)|cffi(\.|$)", "_ops"),
 ]

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import io
 import itertools
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -149,7 +150,7 @@ def explain(layout_map: LayoutMap, model: Any) -> Explanation:
 
     Args:
       layout_map: `tlm.LayoutMap` or `tlm.distribution.LayoutMap`.
-      model: A Keras model or layer; what of it is built.
+      model: A Keras or tf_keras model or layer; what of it is built.
 
     Returns:
       An `Explanation`.
@@ -159,17 +160,28 @@ def explain(layout_map: LayoutMap, model: Any) -> Explanation:
       ValueError: The map has no mesh.
     """
     _checks.check_type("layout_map", layout_map, LayoutMap, "a LayoutMap")
-    _checks.check_type(
-        "model", model, keras.layers.Layer, "a Keras model or layer")
-    owners = _owners(model)
-    placed = placement.place(
-        layout_map, [v for v, _ in owners], ObjectPaths([model]),
-        owners=[owner for _, owner in owners])
+    if _is_tf_keras(model):
+        from tf_layoutmap.layout import tf_keras_mapping
+
+        placed = tf_keras_mapping.place(
+            layout_map, tf_keras_mapping.find(model, lambda _: True))
+    else:
+        _checks.check_type(
+            "model", model, keras.layers.Layer, "a Keras model or layer")
+        owners = _owners(model)
+        placed = placement.place(
+            layout_map, [v for v, _ in owners], ObjectPaths([model]),
+            owners=[owner for _, owner in owners])
     sizes = mesh_sizes(layout_map.mesh_in_use())
     reports = tuple(_report(p) for p in placed)
     unbuilt = tuple(
         layer.name for layer in model._flatten_layers() if not layer.built)
     return Explanation(reports, _unused(layout_map, reports), sizes, unbuilt)
+
+
+def _is_tf_keras(model: Any) -> bool:
+    tf_keras = sys.modules.get("tf_keras")
+    return tf_keras is not None and isinstance(model, tf_keras.layers.Layer)
 
 
 def _owners(model: Any) -> list[tuple[Any, Any]]:

@@ -73,7 +73,7 @@ def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
         return original(model)
     with host_values.default_mesh(home.mesh):
         results = original(model)
-    return keras.tree.map_structure(_to_host_tensor, results)
+    return keras.tree.map_structure(to_host_tensor, results)
 
 
 def _iterator_function(model: Any, home: MeshHome,
@@ -129,7 +129,7 @@ class _MeshStep:
         with host_values.default_mesh(self._home.mesh), refusals.explained(
                 self._model, self._verb):
             outputs = self._run(batch)
-        return keras.tree.map_structure(_to_host_tensor, outputs)
+        return keras.tree.map_structure(to_host_tensor, outputs)
 
 
 def _build_for_training(model: Any, batch: Any) -> None:
@@ -177,7 +177,8 @@ def to_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
     return host_values.to_mesh(x, layout)
 
 
-def _to_host_tensor(x: Any) -> Any:
+def to_host_tensor(x: Any) -> Any:
+    """Returns `x`, from a mesh to the host if it is on one."""
     if not host_values.on_mesh(x):
         return x
     if dtensor.fetch_layout(x).is_fully_replicated():

@@ -1,6 +1,7 @@
 """The scope under which Keras models lie on a mesh."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,10 +62,19 @@ def layout_map_scope(layout_map: LayoutMap, *, init: str = "sharded",
     home.batch_dim = _batch_dim(home.mesh, batch_dim)
     switches.refuse_unsafe_process(home.mesh)
     keras_hooks.install()
-    with activated(home):
+    with activated(home), _tf_keras_scope(home):
         yield layout_map
         home.realise()
     home.check_all_patterns_used()
+
+
+def _tf_keras_scope(home: MeshHome) -> Any:
+    """The scope for tf_keras' models, in a program that uses it."""
+    if "tf_keras" not in sys.modules:
+        return contextlib.nullcontext()
+    from tf_layoutmap.layout import tf_keras_hooks
+
+    return tf_keras_hooks.scope(home)
 
 
 def _batch_dim(mesh: Any, batch_dim: str | None) -> str | None:

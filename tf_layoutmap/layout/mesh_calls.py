@@ -41,10 +41,10 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
         with host_values.default_mesh(home.mesh):
             if from_host:
                 args, kwargs = keras.tree.map_structure(
-                    lambda x: _replicated(x, home.mesh), (args, kwargs))
+                    lambda x: replicated(x, home.mesh), (args, kwargs))
             outputs = original(layer, *args, **kwargs)
             if from_host:
-                outputs = keras.tree.map_structure(_readable, outputs)
+                outputs = keras.tree.map_structure(readable, outputs)
             return outputs
     finally:
         _inside.call = False
@@ -64,12 +64,13 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
         return original(layer, *args, **kwargs)
     mesh = home_of(layer).mesh
     args, kwargs = keras.tree.map_structure(
-        lambda x: _batch_parallel(x, mesh), (args, kwargs))
+        lambda x: batch_parallel(x, mesh), (args, kwargs))
     return keras.tree.map_structure(
-        lambda x: _batch_parallel(x, mesh), original(layer, *args, **kwargs))
+        lambda x: batch_parallel(x, mesh), original(layer, *args, **kwargs))
 
 
-def _batch_parallel(x: Any, mesh: Any) -> Any:
+def batch_parallel(x: Any, mesh: Any) -> Any:
+    """Returns a traced tensor with all but its first dimension whole."""
     if not tf.is_symbolic_tensor(x) or not x.shape.rank:
         return x
     return dtensor.relayout(x, dtensor.Layout(
@@ -83,7 +84,8 @@ def _is_host_value(x: Any) -> bool:
             not isinstance(x, keras.Variable) and not host_values.on_mesh(x))
 
 
-def _replicated(x: Any, mesh: Any) -> Any:
+def replicated(x: Any, mesh: Any) -> Any:
+    """Returns a host value as a tensor on `mesh`, whole everywhere."""
     if not _is_host_value(x):
         return x
     # copy_to_mesh and not pack: gradients flow through it. From the host to
@@ -94,11 +96,12 @@ def _replicated(x: Any, mesh: Any) -> Any:
         tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank))
     mask = getattr(x, "_keras_mask", None)
     if mask is not None:
-        moved._keras_mask = _replicated(mask, mesh)
+        moved._keras_mask = replicated(mask, mesh)
     return moved
 
 
-def _readable(x: Any) -> Any:
+def readable(x: Any) -> Any:
+    """Returns a tensor on a mesh so that `numpy()` can read it."""
     if not host_values.on_mesh(x):
         return x
     layout = dtensor.fetch_layout(x)

@@ -22,6 +22,8 @@ _REMEDIES = {
                        "recurrent layers.",
     "DepthwiseConv2dNativeBackpropFilter":
         "Depthwise and separable convolutions need it: use Conv layers.",
+    "FusedBatchNormV3":
+        "BatchNormalization of tf_keras uses it for images: pass fused=False.",
     "TensorListReserve": "Loops such as tf.map_fn and tf.while_loop need it: "
                          "unroll them.",
 }

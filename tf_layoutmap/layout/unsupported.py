@@ -4,6 +4,7 @@ TensorFlow would say so in the middle of a training step, in the words of an
 op. Each rule names the layer, the variable and the layout, and a way out.
 """
 
+import sys
 from typing import Any
 
 import keras
@@ -26,19 +27,32 @@ BATCH_PARALLEL = (
     keras.layers.AveragePooling2D, keras.layers.AveragePooling3D)
 
 
+def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether `layer` is one of `kinds` of Keras 3, or of tf_keras."""
+    return isinstance(layer, kinds) or any(
+        base.__module__.startswith("tf_keras.") and
+        base.__name__ in {kind.__name__ for kind in kinds}
+        for base in type(layer).__mro__)
+
+
 def weight_problems(layer: Any, variable: Any,
                     axes: tuple[str | None, ...]) -> list[str]:
     """Returns why `layer` cannot use `variable` with the layout `axes`."""
-    if isinstance(layer, CONVOLUTIONS) and any(axes):
+    if is_kind(layer, CONVOLUTIONS) and any(axes):
         return [
             f"DTensor convolves with whole kernels only; leave all weights "
             f"of {_named(layer)} unsharded: use {(None,) * len(axes)}, and "
             "shard the Dense layers"]
-    if isinstance(layer, _GATED_CELLS) and axes and axes[-1] is not None:
+    if is_kind(layer, _GATED_CELLS) and axes and axes[-1] is not None:
         whole = (*axes[:-1], None)
         return [
             f"{_named(layer)} splits the last dimension of its weights into "
             f"gates, which DTensor cannot do to a sharded one: use {whole}"]
+    if isinstance(layer, _tf_keras_embedding()) and axes[0] is not None:
+        return [
+            f"DTensor cannot look rows up where they are divided; divide the "
+            f"columns of {_named(layer)}: use {(None, axes[0])}, or the "
+            "Embedding of Keras 3, whose rows can be divided"]
     # Layers of ours know best.
     problems_of_layout = getattr(layer, "problems_of_layout", None)
     return [] if problems_of_layout is None else problems_of_layout(axes)
@@ -46,16 +60,21 @@ def weight_problems(layer: Any, variable: Any,
 
 def layer_problems(layer: Any) -> list[str]:
     """Returns why `layer` cannot run on a mesh, whatever its layouts."""
-    if isinstance(layer, keras.layers.RNN) and not layer.unroll:
+    if is_kind(layer, (keras.layers.RNN,)) and not layer.unroll:
         return [
             f"{_named(layer)} loops over time with a TensorList, which "
             "DTensor cannot place: pass unroll=True"]
-    if isinstance(layer, _DEPTHWISE) and layer.trainable:
+    if is_kind(layer, _DEPTHWISE) and layer.trainable:
         return [
             f"DTensor has no gradient for the depthwise kernel of "
             f"{_named(layer)}: use a Conv layer instead, or trainable=False "
             "for a layer that only predicts"]
     return []
+
+
+def _tf_keras_embedding() -> tuple[type, ...]:
+    tf_keras = sys.modules.get("tf_keras")
+    return () if tf_keras is None else (tf_keras.layers.Embedding,)
 
 
 def _named(layer: Any) -> str:

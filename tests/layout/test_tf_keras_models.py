@@ -1,0 +1,373 @@
+"""tf_keras models under the same scope as those of Keras 3."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layout.meshes import layout_of, mesh_of
+
+# The scope looks for tf_keras among what a program has imported.
+import tf_keras  # isort: skip
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(36, 8)).astype(np.float32)
+IMAGES = RNG.normal(size=(36, 8, 8, 3)).astype(np.float32)
+SERIES = RNG.normal(size=(36, 5, 8)).astype(np.float32)
+TOKENS = RNG.integers(0, 16, (36, 5))
+LABELS = RNG.integers(0, 4, 36)
+TOLERANCE = dict(rtol=1e-5, atol=1e-5)
+AXES = {"d1.kernel": (None, "model"), "d1.bias": ("model",),
+        "d2.kernel": ("model", None)}
+
+layers = tf_keras.layers
+
+
+class Subclassed(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.d1 = layers.Dense(16, activation="tanh",
+                               kernel_regularizer="l2")
+        self.d2 = layers.Dense(4)
+
+    def call(self, inputs):
+        return self.d2(self.d1(inputs))
+
+
+class Nested(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = Subclassed()
+        self.blocks = [layers.Dense(8), layers.Dense(4)]
+
+    def call(self, inputs):
+        x = tf.nn.relu(self.inner(inputs))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def sequential(*middle, shape=(8,)):
+    return tf_keras.Sequential([
+        tf_keras.Input(shape), *middle, layers.Flatten(),
+        layers.Dense(4, name="d2")])
+
+
+def dense():
+    return sequential(layers.Dense(16, activation="tanh", name="d1"))
+
+
+def functional():
+    inputs = tf_keras.Input((8,))
+    hidden = layers.Dense(16, activation="tanh", name="d1")(inputs)
+    return tf_keras.Model(inputs, layers.Dense(4, name="d2")(hidden))
+
+
+def plain(make):
+    """A twin that draws the same random numbers."""
+    experimental = tf_keras.backend.experimental
+    tf_keras.utils.set_random_seed(3)
+    experimental.enable_tf_random_generator()
+    try:
+        return make()
+    finally:
+        experimental.disable_tf_random_generator()
+
+
+def on_mesh(make, axes=AXES, mesh=None, **options):
+    mesh = mesh or mesh_of(batch=2, model=2)
+    layout_map = tlm.LayoutMap(mesh)
+    for key, value in axes.items():
+        layout_map[key] = layout_of(mesh, *value)
+    tf_keras.utils.set_random_seed(3)
+    with tlm.layout_map_scope(layout_map, init="host", **options):
+        return make()
+
+
+def fit(model, x=FEATURES, *, y=LABELS, optimizer="adam", epochs=2,
+        **options):
+    model.compile(
+        optimizer, tf_keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True), metrics=["accuracy"])
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
+    return model.fit(x, y, epochs=epochs, **options).history
+
+
+def axes_of(variable):
+    return tuple(None if spec == "unsharded" else spec
+                 for spec in variable.layout.sharding_specs)
+
+
+def assert_alike(first, second, **tolerance):
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(
+            a, b, **(tolerance or TOLERANCE)), first, second)
+
+
+def assert_trains_alike(make, x=FEATURES, axes=AXES, mesh=None,
+                        optimizer=lambda: "adam", tolerance=None, **options):
+    twins = plain(make), on_mesh(make, axes, mesh)
+    histories = []
+    for twin in twins:
+        # Subclassed models draw their weights at the first step.
+        tf_keras.utils.set_random_seed(4)
+        histories.append(fit(twin, x, optimizer=optimizer(), **options))
+    assert_alike(*histories, **(tolerance or {}))
+    for a, b in zip(*(twin.get_weights() for twin in twins), strict=True):
+        np.testing.assert_allclose(a, b, **(tolerance or TOLERANCE))
+    return twins
+
+
+@pytest.mark.parametrize("make", [Subclassed, dense, functional])
+def test_weights_get_the_layout_of_their_name(make):
+    model = on_mesh(make)
+    model(FEATURES)
+
+    kernels = {w.name.split("/")[-2]: w for w in model.weights
+               if "kernel" in w.name}
+    assert len(kernels) == 2
+    found = {tuple(axes_of(k)) for k in kernels.values()}
+    assert found == {(None, "model"), ("model", None)}
+    assert all(isinstance(w, tf.experimental.dtensor.DVariable)
+               for w in model.weights)
+
+
+@pytest.mark.parametrize("make", [Subclassed, dense, functional, Nested])
+def test_fit_evaluate_and_predict_agree_with_no_mesh(make):
+    axes = {"inner.d1.kernel": (None, "model"),
+            "blocks.0.kernel": ("model", None)} if make is Nested else AXES
+    first, second = assert_trains_alike(make, axes=axes)
+
+    assert_alike(first.evaluate(FEATURES, LABELS, verbose=0),
+                 second.evaluate(FEATURES, LABELS, verbose=0))
+    assert_alike(first.predict(FEATURES, verbose=0),
+                 second.predict(FEATURES, verbose=0))
+    assert_alike(first(FEATURES).numpy(), second(FEATURES).numpy())
+
+
+def test_names_go_through_models_and_lists():
+    model = on_mesh(Nested, {"inner.d1.kernel": (None, "model"),
+                             "blocks.0.kernel": ("model", None)})
+    fit(model, epochs=1)
+
+    assert axes_of(model.inner.d1.kernel) == (None, "model")
+    assert axes_of(model.blocks[0].kernel) == ("model", None)
+    assert axes_of(model.blocks[1].kernel) == (None, None)
+    assert len(model.trainable_weights) == 8
+
+
+def test_a_penalty_sees_the_weight_that_trains():
+    model = on_mesh(Subclassed)
+    model(FEATURES)
+
+    kernel = model.d1.kernel.numpy()
+    np.testing.assert_allclose(
+        tlm.layout.to_host(model.losses[0]), 0.01 * np.sum(kernel ** 2),
+        rtol=1e-5)
+
+
+LAYERS = {
+    "constraint": (lambda: sequential(layers.Dense(
+        16, name="d1", kernel_constraint="non_neg")), FEATURES),
+    "batch norm": (lambda: sequential(
+        layers.Dense(16, name="d1"), layers.BatchNormalization()), FEATURES),
+    "layer norm": (lambda: sequential(
+        layers.Dense(16, name="d1"), layers.LayerNormalization()), FEATURES),
+    "embedding": (lambda: sequential(
+        layers.Embedding(16, 8, name="e"), layers.Dense(16, name="d1"),
+        shape=(5,)), TOKENS),
+    "convolution": (lambda: sequential(
+        layers.Conv2D(4, 3, name="c"), layers.MaxPooling2D(),
+        layers.Flatten(), layers.Dense(16, name="d1"),
+        shape=(8, 8, 3)), IMAGES),
+    "gru": (lambda: sequential(
+        layers.GRU(8, unroll=True), layers.Dense(16, name="d1"),
+        shape=(5, 8)), SERIES),
+    "lstm": (lambda: sequential(
+        layers.LSTM(8, unroll=True), layers.Dense(16, name="d1"),
+        shape=(5, 8)), SERIES),
+    "attention": (lambda: functional_attention(), SERIES),
+}
+
+
+def functional_attention():
+    inputs = tf_keras.Input((5, 8))
+    x = layers.MultiHeadAttention(2, 4, name="a")(inputs, inputs)
+    x = layers.Dense(16, name="d1")(layers.Flatten()(x))
+    return tf_keras.Model(inputs, layers.Dense(4, name="d2")(x))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_agrees_with_no_mesh(name):
+    make, x = LAYERS[name]
+    axes = {"d1.kernel": (None, "model"), "d1.bias": ("model",)}
+    # Gradients that are nothing but rounding become steps in Adam.
+    assert_trains_alike(make, x, axes,
+                        optimizer=lambda: tf_keras.optimizers.SGD(0.1))
+
+
+def test_dropout_drops_anew_at_each_step_of_training_only():
+    model = on_mesh(lambda: sequential(layers.Dropout(0.5)), {})
+    ones = np.ones((4, 8), np.float32)
+    dropout = model.layers[0]
+    step = tf.function(lambda x: dropout(x, training=True))
+    copied = tlm.layout.to_mesh(ones, layout_of(mesh_of(batch=2, model=2),
+                                                None, None))
+    with tlm.layout.default_mesh(mesh_of(batch=2, model=2)):
+        first, second = (tlm.layout.to_host(step(copied)) for _ in range(2))
+
+    assert set(np.unique(first)) <= {0.0, 2.0}
+    assert (first != second).any()
+    fit(model, epochs=1)
+    assert_alike(model.predict(ones, verbose=0), model.predict(
+        ones, verbose=0), rtol=0)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
+def test_embedding_agrees_with_no_mesh(rule):
+    make = LAYERS["embedding"][0]
+    assert_trains_alike(make, TOKENS, {"e.embeddings": (None, "model")},
+                        optimizer=lambda: rule)
+
+
+def test_an_embedding_with_divided_rows_is_refused():
+    with pytest.raises(ValueError, match=r"use \(None, 'model'\)"):
+        on_mesh(LAYERS["embedding"][0], {"e.embeddings": ("model", None)})
+
+
+OPTIMIZERS = {
+    "SGD": lambda o: o.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda o: o.Adam(0.01, amsgrad=True, clipnorm=0.5),
+    "AdamW": lambda o: o.AdamW(0.01, weight_decay=0.1),
+    "Adagrad": lambda o: o.Adagrad(0.1, global_clipnorm=0.5),
+    "Adadelta": lambda o: o.Adadelta(1.0, clipvalue=0.1),
+    "Adamax": lambda o: o.Adamax(0.01),
+    "RMSprop": lambda o: o.RMSprop(0.01, momentum=0.5, centered=True),
+    "Ftrl": lambda o: o.Ftrl(0.1),
+    "Lion": lambda o: o.Lion(0.001),
+    "schedule": lambda o: o.Adam(o.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "EMA": lambda o: o.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_agrees_with_no_mesh(name):
+    _, model = assert_trains_alike(
+        dense, optimizer=lambda: OPTIMIZERS[name](tf_keras.optimizers))
+
+    layout = model.get_layer("d1").kernel.layout
+    slots = [v for v in model.optimizer.variables if v.shape == (8, 16)]
+    assert all(slot.layout == layout for slot in slots)
+    assert slots or name == "SGD"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [dict(batch=1, model=1), dict(model=4),
+                                  dict(batch=2, model=2)])
+def test_200_steps_agree_with_no_mesh(mesh):
+    assert_trains_alike(
+        dense, mesh=mesh_of(**mesh), epochs=40, optimizer=lambda: "adagrad")
+
+
+def test_mixed_bfloat16_trains_near_no_mesh():
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        assert_trains_alike(dense, tolerance=dict(rtol=0.05, atol=0.05))
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", "", ".keras"])
+@pytest.mark.parametrize("target", ["mesh", "none"])
+def test_saved_on_a_mesh_read_anywhere(tmp_path, suffix, target):
+    model = on_mesh(functional)
+    fit(model, epochs=1)
+    path = str(tmp_path / f"model{suffix}")
+    other = (on_mesh(functional, {"d1.kernel": ("model", None)},
+                     mesh_of(model=4)) if target == "mesh"
+             else functional())
+    if suffix == ".keras":
+        model.save(path)
+        other = tf_keras.models.load_model(path)
+    else:
+        model.save_weights(path)
+        other.load_weights(path)
+
+    assert_alike(model.get_weights(), other.get_weights(), rtol=0)
+    assert_alike(model.predict(FEATURES, verbose=0),
+                 other.predict(FEATURES, verbose=0))
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path):
+    first, second = on_mesh(functional), on_mesh(functional)
+    fit(first, epochs=1)
+    path = tf.train.Checkpoint(
+        model=first, optimizer=first.optimizer).write(str(tmp_path / "c"))
+    first.fit(FEATURES, LABELS, batch_size=8, shuffle=False, verbose=0)
+
+    fit(second, epochs=1)
+    tf.train.Checkpoint(model=second, optimizer=second.optimizer).read(
+        path).assert_consumed()
+    second.fit(FEATURES, LABELS, batch_size=8, shuffle=False, verbose=0)
+
+    assert_alike(first.get_weights(), second.get_weights())
+
+
+def test_sharded_init_draws_on_the_devices_and_depends_on_the_seed():
+    def make(seed):
+        mesh = mesh_of(model=4)
+        layout_map = tlm.LayoutMap(mesh)
+        layout_map["d1.kernel"] = layout_of(mesh, None, "model")
+        with tlm.layout_map_scope(layout_map):
+            return sequential(layers.Dense(
+                400, name="d1", kernel_initializer=(
+                    tf_keras.initializers.RandomNormal(0, 2, seed=seed)),
+            )).get_layer("d1").kernel.numpy()
+
+    np.testing.assert_array_equal(make(1), make(1))
+    assert (make(1) != make(2)).any()
+    assert abs(make(1).std() - 2) < 0.1
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_allocated():
+    with pytest.raises(ValueError, match=r"d1\.kernel.*\(8, 18\)"):
+        on_mesh(lambda: sequential(layers.Dense(18, name="d1")),
+                {"d1.kernel": (None, "model")}, mesh_of(model=4))
+
+
+def test_a_key_that_matches_nothing_is_said():
+    with pytest.warns(UserWarning, match="'d9.kernel' matches no variable"):
+        on_mesh(dense, {"d9.kernel": (None, "model")})
+
+
+def test_optimizers_of_another_kind_are_refused():
+    model = on_mesh(dense)
+
+    with pytest.raises(ValueError, match="legacy"):
+        model.compile(tf_keras.optimizers.legacy.Adam(), "mse")
+    with pytest.raises(ValueError, match="Nadam branches"):
+        model.compile("nadam", "mse")
+
+
+def test_explain_names_the_winner():
+    model = on_mesh(dense)
+    layout_map = tlm.LayoutMap(mesh_of(batch=2, model=2))
+    layout_map["d1.*"] = layout_of(layout_map.get_default_mesh(), None,
+                                   "model")
+
+    report = layout_map.explain(model)
+
+    assert {v.name: v.pattern for v in report.variables} == {
+        "d1.kernel": "d1.*", "d1.bias": "d1.*", "d2.kernel": None,
+        "d2.bias": None}
+    assert not report.ok  # The bias has one dimension.
+
+
+def test_models_outside_of_the_scope_are_left_alone():
+    on_mesh(dense)
+
+    model = dense()
+
+    fit(model, epochs=1)
+    assert not any(isinstance(w, tf.experimental.dtensor.DVariable)
+                   for w in model.weights)

@@ -1,0 +1,58 @@
+"""The one door to tf_keras' private names, imported when tf_keras is used.
+
+Each name stands below with the reason we need it.
+"""
+
+import importlib
+from typing import Any
+
+import tf_keras
+
+from tf_layoutmap._private_names import PrivateNames
+
+SUPPORTED_VERSIONS = ("2.21",)
+
+_NAMES = PrivateNames(
+    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSIONS,
+    '--no-deps "tf_keras=={}"')
+
+# tf_keras makes weights without a value under its own scope for layouts, and
+# swaps each for a DVariable once its place in the model is known.
+LAYOUT_MODULE = importlib.import_module("tf_keras.src.dtensor.layout_map")
+for _name in ("_map_functional_model_variable", "_map_subclass_model_variable",
+              "_KERAS_ATTRIBUTES_TO_SKIP", "_LAYOUT_MAP"):
+    _NAMES.find("dtensor.layout_map", _name)
+LazyInitVariable = _NAMES.find("dtensor.lazy_variable", "LazyInitVariable")
+lazy_init_scope = _NAMES.find("dtensor.lazy_variable", "lazy_init_scope")
+
+# It computes with an operation that DTensor lacks, when told that it can.
+LayerNormalization = _NAMES.find(
+    "layers.normalization.layer_normalization", "LayerNormalization")
+_NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
+
+# How numbers get into variables: set_weights, load, callbacks.
+backend = importlib.import_module("tf_keras.src.backend")
+_NAMES.find("backend", "_assign_value_to_variable")
+
+# Where an optimizer makes its variables and what it does in a step.
+Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
+LossScaleOptimizer = _NAMES.find(
+    "mixed_precision.loss_scale_optimizer", "BaseLossScaleOptimizer")
+_NAMES.check_method(
+    Optimizer, "add_variable_from_reference", "model_variable",
+    "variable_name", "shape", "initial_value")
+_NAMES.check_method(Optimizer, "apply_gradients", "grads_and_vars")
+_NAMES.check_method(Optimizer, "_deduplicate_sparse_grad", "grads")
+_NAMES.check_method(Optimizer, "_internal_apply_gradients", "grads_and_vars")
+_NAMES.check_method(Optimizer, "_var_key", "variable")
+_NAMES.check_method(Optimizer, "build", "var_list")
+
+
+def layout_map_in_use() -> Any:
+    """Returns what tf_keras takes for the layout map of this thread."""
+    return LAYOUT_MODULE.get_current_layout_map()
+
+
+def use_layout_map(layout_map: Any) -> None:
+    """Sets what models made in this thread take for their layout map."""
+    LAYOUT_MODULE._LAYOUT_MAP.layout_map = layout_map
