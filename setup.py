@@ -96,6 +96,8 @@ class BazelBuild(build_ext.build_ext):
         built = HERE / "bazel-bin" / "cc"
         replace_file(built / "kernels/_layoutmap_ops.so",
                      package / "_layoutmap_ops.so")
+        replace_file(built / "emulation/kernels/_layoutmap_emulation.so",
+                     package / "_layoutmap_emulation.so")
         native = "_native" + found["EXT_SUFFIX"]
         replace_file(built / "python" / native, package / native)
         (package / "_build_info.py").write_text(

@@ -22,6 +22,7 @@ _HOMES = {
     "serving_embedding_lookup":
         "tf_layoutmap.embedding.serving:serving_embedding_lookup",
     "inspect_ids": "tf_layoutmap.embedding.inspection:inspect_ids",
+    "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
     "partitioners": "tf_layoutmap.partition.partitioners",

@@ -8,6 +8,7 @@ Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
 `native` is the pybind11 module: the core on numpy arrays, without TensorFlow.
 """
 
+import functools
 import importlib
 import pathlib
 import types
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 _LIBRARY = pathlib.Path(__file__).with_name("_layoutmap_ops.so")
+_EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
 
 # TensorFlow turns the op name LayoutMap>RouteIds into this function name.
 _PREFIX = "layout_map_"
@@ -73,22 +75,41 @@ def _import_tensorflow(built_for: str) -> types.ModuleType:
 
 
 def _load() -> types.ModuleType:
-    built_for = _version_built_for()
-    tf = _import_tensorflow(built_for)
-    _check_version(tf.__version__, built_for)
-    try:
-        library = tf.load_op_library(str(_LIBRARY))
-    except tf.errors.NotFoundError as error:
-        raise ImportError(
-            f"{_LIBRARY.name}, built for TensorFlow {built_for}, does not load "
-            f"into TensorFlow {tf.__version__}: {error.message}. Build it "
-            "again on this machine: `make build`, or "
-            "`pip install --no-build-isolation .`") from error
+    library = _load_library(_LIBRARY)
     # Not at the head of this file: it imports TensorFlow, whose version must
     # be checked first.
     gradients = importlib.import_module("tf_layoutmap._op_gradients")
     gradients.register(library)
     return library
+
+
+def _load_library(path: pathlib.Path) -> types.ModuleType:
+    built_for = _version_built_for()
+    tf = _import_tensorflow(built_for)
+    _check_version(tf.__version__, built_for)
+    if not path.exists():
+        raise _not_built(path.name)
+    try:
+        return tf.load_op_library(str(path))
+    except tf.errors.NotFoundError as error:
+        raise ImportError(
+            f"{path.name}, built for TensorFlow {built_for}, does not load "
+            f"into TensorFlow {tf.__version__}: {error.message}. Build it "
+            "again on this machine: `make build`, or "
+            "`pip install --no-build-isolation .`") from error
+
+
+@functools.cache
+def load_emulation() -> types.ModuleType:
+    """Registers CPU kernels for TensorFlow's TPU embedding ops.
+
+    That lasts until the process ends. Whoever calls it has made sure that
+    there are no such kernels yet: two for one op end the process.
+
+    Returns:
+      The module of the library's own ops, `layout_map_...`.
+    """
+    return _load_library(_EMULATION)
 
 
 def _load_native() -> types.ModuleType:

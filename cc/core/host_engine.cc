@@ -126,9 +126,24 @@ Status HostEngine::Enqueue(int32_t replica, bool training,
                            const std::vector<FeatureInput<Tid>>& features,
                            const ParallelFor& parallel_for) {
   std::shared_ptr<const Batch> batch;
+  const Status made = MakeBatch(features, &batch);
+  return EnqueueBatch(replica, training, made, std::move(batch), parallel_for);
+}
+
+bool HostEngine::HasRoom(int32_t replica) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (replica < 0 || replica >= config_.num_replicas) return false;
+  const Replica& r = replicas_[replica];
+  return r.enqueued - r.dequeued < config_.max_pending_steps;
+}
+
+Status HostEngine::EnqueueBatch(int32_t replica, bool training,
+                                const Status& made,
+                                std::shared_ptr<const Batch> batch,
+                                const ParallelFor& parallel_for) {
   std::shared_ptr<Step> complete;
   int64_t number;
-  Status status = MakeBatch(features, &batch);
+  Status status = made;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     LM_RETURN_IF_ERROR(CheckCall(replica));
@@ -139,7 +154,8 @@ Status HostEngine::Enqueue(int32_t replica, bool training,
       // would meet this replica's next batch.
       if (config_.num_replicas > 1) {
         poisoned_ = "replica " + to_string(replica) +
-                    " failed to enqueue step " + to_string(number);
+                    " failed to enqueue step " + to_string(number) + " (" +
+                    status.message() + ")";
       }
       return status;
     }
@@ -186,25 +202,24 @@ Status HostEngine::BeginDequeue(int32_t replica,
         "with training=False if there will be none");
   }
   if (r.stage != Stage::kReady) {
-    return FailedPrecondition("`dequeue` of replica " + to_string(replica) +
-                              " while another call of it runs");
+    return NotYet("`dequeue` of replica " + to_string(replica) +
+                  " while another call of it runs");
   }
   std::shared_ptr<Step> step = StepAt(r.dequeued);
   if (step == nullptr || !step->published[replica]) {
-    return FailedPrecondition(
+    return NotYet(
         "`dequeue` needs an enqueued step; call `enqueue` first (replica " +
         to_string(replica) + ")");
   }
   // Unfinished steps before this one are waiting for other replicas.
   for (int64_t number = first_number_; number < r.dequeued; ++number) {
     if (!StepAt(number)->training) continue;
-    return FailedPrecondition(
-        "`dequeue` of replica " + to_string(replica) + ": the update of step " +
-        to_string(number) +
-        " still waits for the gradients of another replica");
+    return NotYet("`dequeue` of replica " + to_string(replica) +
+                  ": the update of step " + to_string(number) +
+                  " still waits for the gradients of another replica");
   }
   if (held_ != nullptr && (is_landing_ || !step->training)) {
-    return FailedPrecondition(
+    return NotYet(
         "`dequeue` of replica " + to_string(replica) +
         ": the held update must land before a forward-only step is looked up");
   }

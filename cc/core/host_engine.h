@@ -3,7 +3,8 @@
 // It owns the steps and nothing else; rows and slot variables are the caller's
 // and come with each call. Calls of one replica follow each other; different
 // replicas may call at the same time. No call waits for another: one that comes
-// at the wrong time is refused, and changes nothing.
+// at the wrong time is refused, and changes nothing: with Code::kNotYet where
+// a call of another thread may still make it right.
 
 #ifndef TF_LAYOUTMAP_CORE_HOST_ENGINE_H_
 #define TF_LAYOUTMAP_CORE_HOST_ENGINE_H_
@@ -64,6 +65,15 @@ class HostEngine {
   Status Enqueue(int32_t replica, bool training,
                  const std::vector<FeatureInput<Tid>>& features,
                  const ParallelFor& parallel_for);
+
+  // The same of a batch that the caller has checked; `made` is what came of it,
+  // and refused here if it failed.
+  Status EnqueueBatch(int32_t replica, bool training, const Status& made,
+                      std::shared_ptr<const Batch> batch,
+                      const ParallelFor& parallel_for);
+
+  // Whether the replica's queue takes another step.
+  bool HasRoom(int32_t replica) const;
 
   // The replica's oldest batch, to look up; it stays in the queue until
   // `FinishDequeue(replica, true)`. Each Begin that is ok needs its Finish.

@@ -45,9 +45,8 @@ Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
   LM_RETURN_IF_ERROR(CheckGradients(*step->batches[replica], gradients));
   const bool is_last = step->num_finished + 1 == config_.num_replicas;
   if (is_last && IsUpdating()) {
-    return FailedPrecondition("`apply_gradients` of replica " +
-                              to_string(replica) +
-                              " while another update lands");
+    return NotYet("`apply_gradients` of replica " + to_string(replica) +
+                  " while another update lands");
   }
   if (is_last) step->hyperparameters = std::move(gradients.hyperparameters);
   step->gradients[replica] = std::move(gradients);
@@ -123,7 +122,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
     }
   }
   if (IsUpdating()) {
-    return FailedPrecondition("The held update cannot land while another does");
+    return NotYet("The held update cannot land while another does");
   }
   is_landing_ = true;
   *update = held_;

@@ -12,6 +12,7 @@ enum class Code {
   kOk,
   kInvalidArgument,     // a value that came in is wrong
   kFailedPrecondition,  // a call that came at the wrong time
+  kNotYet,  // the same, but a call of somebody else may still make it right
 };
 
 class Status {
@@ -35,6 +36,10 @@ inline Status InvalidArgument(std::string message) {
 
 inline Status FailedPrecondition(std::string message) {
   return Status(Code::kFailedPrecondition, std::move(message));
+}
+
+inline Status NotYet(std::string message) {
+  return Status(Code::kNotYet, std::move(message));
 }
 
 }  // namespace layoutmap

@@ -15,6 +15,7 @@ absl::Status ToTf(const Status& status) {
     case Code::kInvalidArgument:
       return absl::InvalidArgumentError(status.message());
     case Code::kFailedPrecondition:
+    case Code::kNotYet:
       return absl::FailedPreconditionError(status.message());
   }
   return absl::OkStatus();

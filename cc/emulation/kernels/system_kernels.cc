@@ -1,0 +1,188 @@
+// Setting the emulated TPU up, TensorFlow's way and ours.
+
+#include <string>
+
+#include "cc/emulation/kernels/tpu_system.h"
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::NoOutputs;
+using tensorflow::shape_inference::ScalarShape;
+
+REGISTER_OP("LayoutMap>SetUpEmulation")
+    .Attr("num_cores: int")
+    .Attr("num_hosts: int")
+    .Attr("deadline: float")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc("Gives the emulated TPU its cores and hosts, and calls that wait "
+         "their deadline in seconds.");
+
+REGISTER_OP("LayoutMap>ResetEmulation")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc("Forgets the steps in flight; tables stay.");
+
+REGISTER_OP("LayoutMap>DescribeEmulation")
+    .Output("report: string")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape)
+    .Doc("A few lines: the queues of each core, and which calls wait.");
+
+class SetUpEmulationOp : public Kernel {
+ public:
+  explicit SetUpEmulationOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_cores", &num_cores_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_hosts", &num_hosts_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("deadline", &deadline_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(
+        ctx, TpuSystem::Get().SetUp(num_cores_, num_hosts_, deadline_));
+  }
+
+ private:
+  int32_t num_cores_;
+  int32_t num_hosts_;
+  float deadline_;
+};
+
+class ResetEmulationOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext*) override {
+    const EnginePtr engine = TpuSystem::Get().engine();
+    if (engine != nullptr) engine->Reset();
+  }
+};
+
+class DescribeEmulationOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    const EnginePtr engine = TpuSystem::Get().engine();
+    Tensor* report = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &report));
+    report->scalar<tensorflow::tstring>()() =
+        engine == nullptr ? "  no embedding" : engine->Report();
+  }
+};
+
+class ConfigureEmbeddingOp : public Kernel {
+ public:
+  explicit ConfigureEmbeddingOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("config", &config_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, TpuSystem::Get().Configure(config_));
+  }
+
+ private:
+  std::string config_;
+};
+
+class IsInitializedOp : public Kernel {
+ public:
+  explicit IsInitializedOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("config", &config_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    const EnginePtr engine = TpuSystem::Get().engine();
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    out->scalar<bool>()() =
+        engine != nullptr && engine->CheckConfig(config_).ok();
+  }
+
+ private:
+  std::string config_;
+};
+
+// Appends the varint field `number` of a protocol buffer.
+void AppendField(int number, uint64_t value, std::string* bytes) {
+  bytes->push_back(static_cast<char>(number << 3));
+  for (; value >= 0x80; value >>= 7) {
+    bytes->push_back(static_cast<char>(value | 0x80));
+  }
+  bytes->push_back(static_cast<char>(value));
+}
+
+class ConfigureSystemOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    TpuSystem& system = TpuSystem::Get();
+    OP_REQUIRES(ctx, system.num_cores() > 0,
+                absl::FailedPreconditionError(
+                    "The emulated TPU is not set up; call "
+                    "`tlm.emulation.enable` first"));
+    system.Shutdown();
+    Tensor* topology = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &topology));
+    topology->scalar<tensorflow::tstring>()() = Topology(system);
+  }
+
+ private:
+  // A TopologyProto: the cores in one row.
+  static std::string Topology(const TpuSystem& system) {
+    enum {
+      kMeshShape = 1,
+      kNumTasks = 2,
+      kNumDevicesPerTask = 3,
+      kDeviceCoordinates = 4
+    };
+    const int32_t num_cores = system.num_cores();
+    std::string bytes;
+    for (const int32_t size : {num_cores, 1, 1, 1}) {
+      AppendField(kMeshShape, size, &bytes);
+    }
+    AppendField(kNumTasks, system.num_hosts(), &bytes);
+    AppendField(kNumDevicesPerTask, num_cores / system.num_hosts(), &bytes);
+    for (int32_t core = 0; core < num_cores; ++core) {
+      for (const int32_t at : {core, 0, 0, 0}) {
+        AppendField(kDeviceCoordinates, at, &bytes);
+      }
+    }
+    return bytes;
+  }
+};
+
+class ShutdownSystemOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext*) override { TpuSystem::Get().Shutdown(); }
+};
+
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>SetUpEmulation").Device(DEVICE_CPU),
+                        SetUpEmulationOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>ResetEmulation").Device(DEVICE_CPU),
+                        ResetEmulationOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>DescribeEmulation").Device(DEVICE_CPU),
+                        DescribeEmulationOp);
+REGISTER_KERNEL_BUILDER(Name("ConfigureTPUEmbedding").Device(DEVICE_CPU),
+                        ConfigureEmbeddingOp);
+REGISTER_KERNEL_BUILDER(Name("IsTPUEmbeddingInitialized").Device(DEVICE_CPU),
+                        IsInitializedOp);
+REGISTER_KERNEL_BUILDER(Name("ConfigureDistributedTPU").Device(DEVICE_CPU),
+                        ConfigureSystemOp);
+REGISTER_KERNEL_BUILDER(Name("ShutdownDistributedTPU").Device(DEVICE_CPU),
+                        ShutdownSystemOp);
+
+}  // namespace
+}  // namespace layoutmap

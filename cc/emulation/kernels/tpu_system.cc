@@ -1,0 +1,178 @@
+#include "cc/emulation/kernels/tpu_system.h"
+
+#include <exception>
+#include <utility>
+
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/device_base.h"
+
+namespace layoutmap {
+
+using tensorflow::CancellationManager;
+using tensorflow::CancellationToken;
+using tensorflow::OpKernelContext;
+
+TpuSystem& TpuSystem::Get() {
+  // Never destroyed: calls may still wait when the process ends.
+  static TpuSystem* system = new TpuSystem;
+  return *system;
+}
+
+absl::Status TpuSystem::SetUp(int32_t num_cores, int32_t num_hosts,
+                              float deadline) {
+  if (num_cores < 1 || num_hosts < 1 || num_cores % num_hosts != 0 ||
+      !(deadline > 0 && deadline <= 1e6f)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`num_cores` must be a multiple of `num_hosts` and `deadline` in (0, "
+        "1e6] seconds. Received: ",
+        num_cores, ", ", num_hosts, ", ", deadline));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (engine_ != nullptr &&
+      (num_cores != num_cores_ || num_hosts != num_hosts_)) {
+    return absl::FailedPreconditionError(
+        "The emulated TPU has an embedding; its cores cannot change");
+  }
+  num_cores_ = num_cores;
+  num_hosts_ = num_hosts;
+  patience_ = std::chrono::duration_cast<WaitingRoom::Clock::duration>(
+      std::chrono::duration<float>(deadline));
+  return absl::OkStatus();
+}
+
+absl::Status TpuSystem::Configure(const std::string& config) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (num_cores_ == 0) {
+    return absl::FailedPreconditionError(
+        "The emulated TPU is not set up; call `tlm.emulation.enable` first");
+  }
+  if (engine_ != nullptr) {
+    return absl::FailedPreconditionError(
+        "The TPU is initialized for an embedding already; call "
+        "`tlm.emulation.initialize_tpu_system()` before another one is built");
+  }
+  try {
+    return ToTf(EmulatedEngine::Make(config, num_cores_, num_hosts_, &engine_));
+  } catch (const std::exception& error) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "The tables do not fit into memory (", error.what(), ")"));
+  }
+}
+
+void TpuSystem::Shutdown() {
+  EnginePtr engine;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    engine.swap(engine_);
+  }
+  if (engine == nullptr) return;
+  engine->room().Close(
+      FailedPrecondition("the TPU system was shut down or initialized again"));
+}
+
+EnginePtr TpuSystem::engine() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return engine_;
+}
+
+absl::Status TpuSystem::EngineFor(const std::string& config,
+                                  EnginePtr* engine) const {
+  *engine = this->engine();
+  if (*engine == nullptr) {
+    return absl::FailedPreconditionError(
+        "The emulated TPU has no embedding; build it first");
+  }
+  return ToTf((*engine)->CheckConfig(config));
+}
+
+int32_t TpuSystem::num_cores() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return num_cores_;
+}
+
+int32_t TpuSystem::num_hosts() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return num_hosts_;
+}
+
+WaitingRoom::Clock::duration TpuSystem::patience() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return patience_;
+}
+
+int32_t CoreOf(OpKernelContext* ctx) {
+  return ctx->device()->parsed_name().id;
+}
+
+namespace {
+
+absl::Status StatusOf(WaitingRoom::End end, const Status& status,
+                      const absl::Status& tf_status, const std::string& name,
+                      const EmulatedEngine& engine,
+                      WaitingRoom::Clock::duration patience) {
+  switch (end) {
+    case WaitingRoom::End::kAttempted:
+      return tf_status.ok() ? ToTf(status) : tf_status;
+    case WaitingRoom::End::kCancelled:
+      return absl::CancelledError(
+          absl::StrCat(name, " was cancelled: ", status.message()));
+    case WaitingRoom::End::kExpired:
+      break;
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      name, " has waited for ",
+      std::chrono::duration<double>(patience).count(),
+      " s, where a TPU would wait forever: ", status.message(),
+      ". The emulated TPU:\n", engine.Report()));
+}
+
+}  // namespace
+
+void RunWhenReady(OpKernelContext* ctx,
+                  tensorflow::AsyncOpKernel::DoneCallback done,
+                  EnginePtr engine, const std::string& name,
+                  std::function<Status(absl::Status* status)> attempt,
+                  std::function<void()> at_end) {
+  CancellationManager* cancellation = ctx->cancellation_manager();
+  const CancellationToken token =
+      cancellation == nullptr ? CancellationManager::kInvalidToken
+                              : cancellation->get_cancellation_token();
+  auto tf_status = std::make_shared<absl::Status>();
+  WaitingRoom::Call call;
+  call.name = name;
+  call.patience = TpuSystem::Get().patience();
+  call.attempt = [attempt = std::move(attempt), tf_status] {
+    try {
+      return attempt(tf_status.get());
+    } catch (const std::exception& error) {
+      *tf_status = absl::ResourceExhaustedError(
+          absl::StrCat("Not enough memory: ", error.what()));
+      return InvalidArgument("");
+    }
+  };
+  call.schedule = [ctx](std::function<void()> work) {
+    (*ctx->runner())(std::move(work));
+  };
+  call.finish = [ctx, done = std::move(done), engine, name, tf_status,
+                 cancellation, token, patience = call.patience,
+                 at_end = std::move(at_end)](WaitingRoom::End end,
+                                             const Status& status) {
+    if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
+    ctx->SetStatus(
+        StatusOf(end, status, *tf_status, name, *engine, patience));
+    at_end();
+    done();
+  };
+  auto ticket = engine->room().Admit(std::move(call));
+  const auto cancel = [engine, ticket] {
+    engine->room().Cancel(ticket, FailedPrecondition("the step was stopped"));
+  };
+  if (cancellation != nullptr &&
+      !cancellation->RegisterCallback(token, cancel)) {
+    cancel();
+  }
+  engine->room().Start(ticket);
+}
+
+}  // namespace layoutmap

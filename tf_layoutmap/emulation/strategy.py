@@ -1,0 +1,177 @@
+"""A TPUStrategy whose cores are logical CPUs.
+
+`isinstance(strategy, tf.distribute.TPUStrategy)` holds, which is what programs
+and TensorFlow's TPUEmbedding ask. Beneath, it mirrors over devices as
+MirroredStrategy does: the program of each core is traced into the caller's
+function, one after the other, and TensorFlow runs them side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.emulation.devices import Devices
+
+# TensorFlow's TPUEmbedding takes inputs inside `strategy.run` only from its
+# arguments, and knows them by this mark.
+_INPUT_MARK = "_tpu_input_identity"
+
+# Ops of the TPU, and those that may hold some.
+_USES_THE_TPU = frozenset({
+    "EnqueueTPUEmbeddingArbitraryTensorBatch",
+    "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
+    "RecvTPUEmbeddingActivations", "SendTPUEmbeddingGradients",
+    "If", "While", "Case", "PartitionedCall", "StatefulPartitionedCall"})
+
+_running = threading.local()
+
+
+def graph_of_core() -> Any:
+    """Returns the graph in which `strategy.run` calls its function.
+
+    None outside of it.
+    """
+    return getattr(_running, "graph", None)
+
+
+class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
+    """What `tlm.emulation.enable` returns; used as any TPUStrategy.
+
+    Outside of a `tf.function`, `run` makes one of the function it is given,
+    as on a TPU.
+    """
+
+    # MirroredExtended asks for it.
+    _collective_key_base = 0
+
+    def __init__(self, devices: Devices):
+        """Spreads over the cores of `devices`, which must exist."""
+        # Not TPUStrategy's own: that one looks for a TPU.
+        tf.distribute.Strategy.__init__(self, _Extended(self, devices))
+        self._functions = weakref.WeakKeyDictionary()
+        # A core runs one program after the other. TensorFlow orders the ops
+        # of one resource, and the ops of the TPU have none: without these, the
+        # `dequeue` behind a loop could take a batch that belongs into it.
+        self._turns = []
+        for core in devices.cores:
+            with tf.device(core):
+                self._turns.append(_tf_private.ResourceVariable(
+                    0, dtype=tf.int64, trainable=False, name="turn"))
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        """Calls `fn` once for each core; see `tf.distribute.TPUStrategy.run`.
+
+        Args:
+          fn: What a core computes.
+          args: Its arguments; a per-replica value gives each core its own.
+          kwargs: The same by keyword.
+          options: A `tf.distribute.RunOptions`. Shapes are dynamic on CPUs,
+            so what it says about them and about XLA does not matter here.
+
+        Returns:
+          What `fn` returned, by replica.
+        """
+        if not tf.executing_eagerly():
+            return self._run_in_graph(fn, args, kwargs)
+        function = self._functions.get(fn)
+        if function is None:
+            # Weakly: the function that is made must not keep its key alive.
+            fn_ref = weakref.ref(fn)
+
+            @tf.function
+            def function(args, kwargs):
+                return self._run_in_graph(fn_ref(), args, kwargs)
+
+            self._functions[fn] = function
+        return function(args, kwargs)
+
+    def _run_in_graph(self, fn, args, kwargs):
+        graph = tf.compat.v1.get_default_graph()
+
+        def core(*args, **kwargs):
+            context = tf.distribute.get_replica_context()
+            turn = self._turns[int(tf.get_static_value(
+                context.replica_id_in_sync_group))]
+            num_ops = len(graph.get_operations())
+            begin = turn.assign_add(1, read_value=False)
+            with _core_of(graph), tf.control_dependencies([begin]):
+                args, kwargs = tf.nest.map_structure(
+                    _mark_input, (args, kwargs))
+                result = fn(*args, **kwargs)
+            uses = [op for op in graph.get_operations()[num_ops:]
+                    if op.type in _USES_THE_TPU]
+            with tf.control_dependencies(uses):
+                turn.assign_add(1, read_value=False)
+            return result
+
+        return tf.distribute.Strategy.run(self, core, args, kwargs)
+
+    @property
+    def cluster_resolver(self):
+        """None: there is no cluster."""
+        return None
+
+    def __repr__(self) -> str:
+        return (f"<EmulatedTPUStrategy of {self.num_replicas_in_sync} cores "
+                f"on {self.extended.num_hosts} hosts>")
+
+
+@contextlib.contextmanager
+def _core_of(graph):
+    outer = graph_of_core()
+    _running.graph = graph
+    try:
+        yield
+    finally:
+        _running.graph = outer
+
+
+def _mark_input(value: Any) -> Any:
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        return tf.nest.map_structure(
+            _mark_input, value, expand_composites=True)
+    if not isinstance(value, tf.Tensor):
+        return value
+    marked = tf.identity(value)
+    marked.op._set_attr(_INPUT_MARK, tf.compat.v1.AttrValue(b=True))
+    return marked
+
+
+class _Extended(_tf_private.MirroredExtended):
+    """Mirrors over the cores and knows the hosts."""
+
+    def __init__(self, strategy: EmulatedTPUStrategy, devices: Devices):
+        # Sums in the order of replicas, so that runs repeat to the bit.
+        super().__init__(
+            strategy, devices=list(devices.cores),
+            cross_device_ops=tf.distribute.ReductionToOneDevice())
+        self.emulated_hosts = devices.hosts
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.emulated_hosts)
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        return self._num_replicas_in_sync // self.num_hosts
+
+    @property
+    def tpu_hardware_feature(self):
+        """A chip with the engine of TPUEmbedding, not a SparseCore."""
+        # In place of a proto, of which it reads these two.
+        return tf.tpu.experimental.HardwareFeature(types.SimpleNamespace(
+            embedding_feature=1, num_embedding_devices_per_chip=0))
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs):
+        # A shard of a table lives on its host alone.
+        if kwargs.pop("skip_mirrored_creator", False):
+            return next_creator(**kwargs)
+        return super()._create_variable(next_creator, **kwargs)
