@@ -132,15 +132,17 @@ TEST(HostEngineTest, StepsLeaveInTheOrderInWhichTheyCame) {
 TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineAreRefused) {
   for (int32_t num_replicas : {1, 2}) {
     Trainer trainer(TestConfig(num_replicas));
-    ExpectRefused(&trainer, "`dequeue` needs an enqueued step",
-                  [&] { return trainer.Dequeue(0); });
+    ExpectRefused(
+        &trainer, "`dequeue` needs an enqueued step",
+        [&] { return trainer.Dequeue(0); }, Code::kNotYet);
     ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
                   [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
     // A step of another replica is none of this one.
     if (num_replicas == 1) continue;
     ExpectOk(trainer.Enqueue(1, BatchOf(trainer, 0)));
-    ExpectRefused(&trainer, "`dequeue` needs an enqueued step",
-                  [&] { return trainer.Dequeue(0); });
+    ExpectRefused(
+        &trainer, "`dequeue` needs an enqueued step",
+        [&] { return trainer.Dequeue(0); }, Code::kNotYet);
   }
 }
 
@@ -174,8 +176,9 @@ TEST(HostEngineTest, DequeueBeforeTheOtherReplicasGradientsIsRefused) {
   ExpectOk(trainer.Dequeue(0));
   ExpectOk(trainer.Dequeue(1));
   ExpectOk(trainer.Apply(1, GradientsOf(trainer, 1)));
-  ExpectRefused(&trainer, "still waits for the gradients of another replica",
-                [&] { return trainer.Dequeue(1); });
+  ExpectRefused(
+      &trainer, "still waits for the gradients of another replica",
+      [&] { return trainer.Dequeue(1); }, Code::kNotYet);
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
   ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
@@ -389,8 +392,9 @@ TEST(HostEngineTest, ResetForgetsStepsAndKeepsCounting) {
   ExpectOk(trainer.Dequeue(0));
   trainer.engine().Reset();
   EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0 1");
-  ExpectRefused(&trainer, "`dequeue` needs an enqueued step",
-                [&] { return trainer.Dequeue(0); });
+  ExpectRefused(
+      &trainer, "`dequeue` needs an enqueued step",
+      [&] { return trainer.Dequeue(0); }, Code::kNotYet);
   ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
                 [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
 }
@@ -484,7 +488,7 @@ TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
     for (;;) {
       const Status status = call();
       if (status.ok()) return;
-      if (status.code() != Code::kFailedPrecondition) {
+      if (status.code() != Code::kNotYet) {
         ++num_wrong;
         return;
       }
@@ -625,7 +629,7 @@ TEST_F(PipelinedTest, AForwardStepMustSeeTheHeldUpdate) {
   ExpectOk(trainer.Dequeue(0));
   EXPECT_EQ(Apply(&trainer, 0, 2), 1);
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
-  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kNotYet);
   EXPECT_EQ(Land(&trainer, false), 2);
   ExpectOk(trainer.Dequeue(0));
 }
@@ -655,8 +659,8 @@ TEST_F(PipelinedTest, OneUpdateLandsAtATime) {
   std::shared_ptr<HostEngine::Step> step, other;
   ExpectOk(trainer.engine().BeginLanding(0, true, &step));
   EXPECT_EQ(trainer.engine().BeginLanding(0, true, &other).code(),
-            Code::kFailedPrecondition);
-  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kFailedPrecondition);
+            Code::kNotYet);
+  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kNotYet);
   trainer.engine().Reset();
   trainer.engine().FinishLanding(true);
   EXPECT_FALSE(trainer.engine().Describe().is_held);

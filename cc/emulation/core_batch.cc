@@ -47,10 +47,11 @@ class SparseLocations {
       const int64_t index = indices_[i * num_columns_ + axis];
       if (index < 0 || (axis == 0 && index >= shape_[0])) {
         return InvalidArgument(
-            "Feature '" + feature_ + "': the indices of a SparseTensor must be "
-            "inside its " + to_string(shape_[0]) + " samples. Received: " +
-            to_string(index) + " (axis " + to_string(axis) + ", id number " +
-            to_string(i) + ")");
+            "Feature '" + feature_ +
+            "': the indices of a SparseTensor must be "
+            "inside its " +
+            to_string(shape_[0]) + " samples. Received: " + to_string(index) +
+            " (axis " + to_string(axis) + ", id number " + to_string(i) + ")");
       }
       is_cut_off |= index >= shape_[axis];
       *output = *output * shape_[axis] + index;
@@ -88,16 +89,17 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   const std::string& name = spec.feature;
   if (input.locations.size() != num_ids * input.num_columns) {
     return InvalidArgument(
-        "Feature '" + name + "': a SparseTensor must have one index per id. "
+        "Feature '" + name +
+        "': a SparseTensor must have one index per id. "
         "Received: " +
         to_string(input.locations.size() / input.num_columns) + " indices, " +
         to_string(num_ids) + " ids");
   }
   if (!input.weights.empty() && input.weights.size() != num_ids) {
-    return InvalidArgument(
-        "Feature '" + name + "': weights must be one per id. Received: " +
-        to_string(input.weights.size()) + " weights, " + to_string(num_ids) +
-        " ids");
+    return InvalidArgument("Feature '" + name +
+                           "': weights must be one per id. Received: " +
+                           to_string(input.weights.size()) + " weights, " +
+                           to_string(num_ids) + " ids");
   }
   const SparseLocations locations(name, config.output_shapes[f],
                                   input.locations, input.num_columns);
@@ -114,7 +116,8 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
     if (output < 0) continue;
     if (output < previous) {
       return InvalidArgument(
-          "Feature '" + name + "': the indices of a SparseTensor must be in "
+          "Feature '" + name +
+          "': the indices of a SparseTensor must be in "
           "order; tf.sparse.reorder does it. Received: sample " +
           to_string(sample_of[i]) + " too late (id number " + to_string(i) +
           ")");

@@ -62,11 +62,11 @@ Status EmulatedEngine::Make(const std::string& serialized, int32_t num_cores,
       {bytes, static_cast<int64_t>(serialized.size())}, &config));
   if (config.engine.num_replicas != num_cores ||
       config.num_hosts != num_hosts) {
-    return InvalidArgument(
-        "The emulation has " + to_string(num_cores) + " cores on " +
-        to_string(num_hosts) + " hosts. Received: a configuration for " +
-        to_string(config.engine.num_replicas) + " and " +
-        to_string(config.num_hosts));
+    return InvalidArgument("The emulation has " + to_string(num_cores) +
+                           " cores on " + to_string(num_hosts) +
+                           " hosts. Received: a configuration for " +
+                           to_string(config.engine.num_replicas) + " and " +
+                           to_string(config.num_hosts));
   }
   LM_RETURN_IF_ERROR(HostEngine::Make(config.engine, &engine->engine_));
   for (const TableSpec& spec : config.engine.tables) {

@@ -73,7 +73,7 @@ class EmulatedEngine {
   // Rows or one slot of a table, [shard size, dim] for each host.
   using Shards = std::vector<std::vector<float>>;
   struct Table {
-    std::vector<Shards> values;  // rows, then slots
+    std::vector<Shards> values;   // rows, then slots
     std::vector<bool> is_loaded;  // by host
   };
 

@@ -140,8 +140,7 @@ Status ReadRate(Bytes bytes, const std::string& where, Settings* settings) {
 // Reads the fields `numbers` of a rule's message, floats and bools alike, into
 // the places they have among its constants.
 Status ReadConstants(Bytes bytes, const std::string& where,
-                     const std::vector<uint32_t>& numbers,
-                     Settings* settings) {
+                     const std::vector<uint32_t>& numbers, Settings* settings) {
   settings->constants.assign(numbers.size(), 0);
   return ForFields(bytes, where, [&](const WireField& one) {
     for (size_t i = 0; i < numbers.size(); ++i) {
@@ -169,7 +168,8 @@ Status ReadRule(const WireField& one, const std::string& where,
       LM_RETURN_IF_ERROR(
           ReadConstants(one.bytes, where, {1, 2, 3, 4, 5}, settings));
       if (settings->constants[2] > 0) return Status();
-      return InvalidArgument(where + "AdagradMomentum's exponent must be above "
+      return InvalidArgument(where +
+                             "AdagradMomentum's exponent must be above "
                              "0. Received: " +
                              to_string(settings->constants[2]));
     case field::kAdam:
@@ -188,7 +188,8 @@ Status ReadRule(const WireField& one, const std::string& where,
       return Status();  // where rows lie, not what they are
     default:
       return InvalidArgument(
-          where + "the emulation has the optimizers SGD, Adagrad, "
+          where +
+          "the emulation has the optimizers SGD, Adagrad, "
           "AdagradMomentum, Adam and FTRL. Received: field " +
           to_string(one.number) + " of OptimizationParameters");
   }
@@ -471,9 +472,8 @@ Status ParseTpuConfig(Bytes bytes, TpuConfig* config) {
   TpuConfig parsed;
   Draft draft;
   LM_RETURN_IF_ERROR(ForFields(
-      bytes, "a TPUEmbeddingConfiguration", [&](const WireField& one) {
-        return ReadField(one, &parsed, &draft);
-      }));
+      bytes, "a TPUEmbeddingConfiguration",
+      [&](const WireField& one) { return ReadField(one, &parsed, &draft); }));
   LM_RETURN_IF_ERROR(CheckRange("num_hosts", draft.num_hosts, 1, kMaxNumHosts));
   LM_RETURN_IF_ERROR(
       CheckRange("num_tensor_cores", draft.num_cores, 1, kMaxNumCores));

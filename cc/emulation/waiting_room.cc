@@ -19,7 +19,7 @@ class WaitingRoom::Ticket {
   bool is_parked = false;
   bool is_finished = false;
   bool is_cancelled = false;
-  Status why;       // it is cancelled, or what it waits for
+  Status why;  // it is cancelled, or what it waits for
 };
 
 struct WaitingRoom::State : std::enable_shared_from_this<State> {

@@ -37,8 +37,7 @@ struct WireField {
 
 class WireReader {
  public:
-  explicit WireReader(Bytes bytes)
-      : next_(bytes.begin()), end_(bytes.end()) {}
+  explicit WireReader(Bytes bytes) : next_(bytes.begin()), end_(bytes.end()) {}
 
   // False at the end, and where the bytes are no field.
   bool Next(WireField* field);

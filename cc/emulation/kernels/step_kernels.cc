@@ -55,11 +55,11 @@ class EnqueueOp : public AsyncOpKernel {
     for (const char* name : {"T1", "T2"}) {
       tensorflow::DataType dtype;
       OP_REQUIRES_OK(ctx, ctx->GetAttr(name, &dtype));
-      OP_REQUIRES(ctx,
-                  dtype == tensorflow::DT_INT32 || dtype == tensorflow::DT_INT64,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      name, " must be int32 or int64. Received: ",
-                      tensorflow::DataTypeString(dtype))));
+      OP_REQUIRES(
+          ctx, dtype == tensorflow::DT_INT32 || dtype == tensorflow::DT_INT64,
+          absl::InvalidArgumentError(
+              absl::StrCat(name, " must be int32 or int64. Received: ",
+                           tensorflow::DataTypeString(dtype))));
     }
   }
 
@@ -82,8 +82,7 @@ class EnqueueOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(ctx, read, done);
     const int64_t ticket = engine->TakeEnqueueTicket(core);
     RunWhenReady(
-        ctx, std::move(done), engine,
-        absl::StrCat("`enqueue` of core ", core),
+        ctx, std::move(done), engine, absl::StrCat("`enqueue` of core ", core),
         [=, parallel_for = TfParallelFor(ctx)](absl::Status*) {
           return engine->Enqueue(core, ticket, training, made, batch,
                                  parallel_for);
@@ -164,9 +163,8 @@ class EnqueueOp : public AsyncOpKernel {
     input.locations = places;
     input.ids = View<Tid>(ids);
     input.weights = factors;
-    return MakeCoreIds(config, f,
-                       combiners_[config.engine.table_of_feature[f]], input,
-                       made);
+    return MakeCoreIds(config, f, combiners_[config.engine.table_of_feature[f]],
+                       input, made);
   }
 
   bool is_dynamic_ = false;
@@ -194,15 +192,15 @@ class ReceiveOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(ctx, TpuSystem::Get().EngineFor(config_, &engine),
                          done);
     const int32_t core = CoreOf(ctx);
-    RunWhenReady(
-        ctx, std::move(done), engine, absl::StrCat("`dequeue` of core ", core),
-        [=, parallel_for = TfParallelFor(ctx)](absl::Status* status) {
-          const auto allocate = [&](std::vector<float*>* activations) {
-            *status = Allocate(ctx, engine->config(), activations);
-            return status->ok() ? Status() : InvalidArgument("");
-          };
-          return engine->Receive(core, allocate, parallel_for);
-        });
+    RunWhenReady(ctx, std::move(done), engine,
+                 absl::StrCat("`dequeue` of core ", core),
+                 [=, parallel_for = TfParallelFor(ctx)](absl::Status* status) {
+                   const auto allocate = [&](std::vector<float*>* activations) {
+                     *status = Allocate(ctx, engine->config(), activations);
+                     return status->ok() ? Status() : InvalidArgument("");
+                   };
+                   return engine->Receive(core, allocate, parallel_for);
+                 });
   }
 
  private:
@@ -266,11 +264,11 @@ class SendOp : public AsyncOpKernel {
         TF_RETURN_IF_ERROR(ActivationShape(config, f, &expected));
       }
       if (f < num_features && inputs[f].shape() != expected) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "Feature '", config.engine.features[f].feature,
-            "': its gradient must be shaped like its activation, ",
-            expected.DebugString(), ". Received: shape ",
-            inputs[f].shape().DebugString()));
+        return absl::InvalidArgumentError(
+            absl::StrCat("Feature '", config.engine.features[f].feature,
+                         "': its gradient must be shaped like its activation, ",
+                         expected.DebugString(), ". Received: shape ",
+                         inputs[f].shape().DebugString()));
       }
       tensors->push_back(inputs[f]);
       gradients->features.push_back(View<float>(inputs[f]));

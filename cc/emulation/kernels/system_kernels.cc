@@ -24,8 +24,9 @@ REGISTER_OP("LayoutMap>SetUpEmulation")
     .Attr("deadline: float")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
-    .Doc("Gives the emulated TPU its cores and hosts, and calls that wait "
-         "their deadline in seconds.");
+    .Doc(
+        "Gives the emulated TPU its cores and hosts, and calls that wait "
+        "their deadline in seconds.");
 
 REGISTER_OP("LayoutMap>ResetEmulation")
     .SetIsStateful()
@@ -47,8 +48,8 @@ class SetUpEmulationOp : public Kernel {
   }
 
   void Run(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(
-        ctx, TpuSystem::Get().SetUp(num_cores_, num_hosts_, deadline_));
+    OP_REQUIRES_OK(ctx,
+                   TpuSystem::Get().SetUp(num_cores_, num_hosts_, deadline_));
   }
 
  private:
@@ -127,10 +128,10 @@ class ConfigureSystemOp : public Kernel {
 
   void Run(OpKernelContext* ctx) override {
     TpuSystem& system = TpuSystem::Get();
-    OP_REQUIRES(ctx, system.num_cores() > 0,
-                absl::FailedPreconditionError(
-                    "The emulated TPU is not set up; call "
-                    "`tlm.emulation.enable` first"));
+    OP_REQUIRES(
+        ctx, system.num_cores() > 0,
+        absl::FailedPreconditionError("The emulated TPU is not set up; call "
+                                      "`tlm.emulation.enable` first"));
     system.Shutdown();
     Tensor* topology = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &topology));

@@ -55,8 +55,8 @@ absl::Status TpuSystem::Configure(const std::string& config) {
   try {
     return ToTf(EmulatedEngine::Make(config, num_cores_, num_hosts_, &engine_));
   } catch (const std::exception& error) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "The tables do not fit into memory (", error.what(), ")"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("The tables do not fit into memory (", error.what(), ")"));
   }
 }
 
@@ -101,9 +101,7 @@ WaitingRoom::Clock::duration TpuSystem::patience() const {
   return patience_;
 }
 
-int32_t CoreOf(OpKernelContext* ctx) {
-  return ctx->device()->parsed_name().id;
-}
+int32_t CoreOf(OpKernelContext* ctx) { return ctx->device()->parsed_name().id; }
 
 namespace {
 
@@ -121,8 +119,7 @@ absl::Status StatusOf(WaitingRoom::End end, const Status& status,
       break;
   }
   return absl::DeadlineExceededError(absl::StrCat(
-      name, " has waited for ",
-      std::chrono::duration<double>(patience).count(),
+      name, " has waited for ", std::chrono::duration<double>(patience).count(),
       " s, where a TPU would wait forever: ", status.message(),
       ". The emulated TPU:\n", engine.Report()));
 }
@@ -135,9 +132,9 @@ void RunWhenReady(OpKernelContext* ctx,
                   std::function<Status(absl::Status* status)> attempt,
                   std::function<void()> at_end) {
   CancellationManager* cancellation = ctx->cancellation_manager();
-  const CancellationToken token =
-      cancellation == nullptr ? CancellationManager::kInvalidToken
-                              : cancellation->get_cancellation_token();
+  const CancellationToken token = cancellation == nullptr
+                                      ? CancellationManager::kInvalidToken
+                                      : cancellation->get_cancellation_token();
   auto tf_status = std::make_shared<absl::Status>();
   WaitingRoom::Call call;
   call.name = name;
@@ -159,8 +156,7 @@ void RunWhenReady(OpKernelContext* ctx,
                  at_end = std::move(at_end)](WaitingRoom::End end,
                                              const Status& status) {
     if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
-    ctx->SetStatus(
-        StatusOf(end, status, *tf_status, name, *engine, patience));
+    ctx->SetStatus(StatusOf(end, status, *tf_status, name, *engine, patience));
     at_end();
     done();
   };

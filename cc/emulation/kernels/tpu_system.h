@@ -49,11 +49,12 @@ int32_t CoreOf(tensorflow::OpKernelContext* ctx);
 // Finishes the op with what `attempt` says once that is no longer "not yet",
 // or with an error that tells the queues when the system's patience is at an
 // end. `attempt` may leave a status of TensorFlow's in `*status`.
-void RunWhenReady(tensorflow::OpKernelContext* ctx,
-                  tensorflow::AsyncOpKernel::DoneCallback done,
-                  EnginePtr engine, const std::string& name,
-                  std::function<Status(absl::Status* status)> attempt,
-                  std::function<void()> at_end = [] {});
+void RunWhenReady(
+    tensorflow::OpKernelContext* ctx,
+    tensorflow::AsyncOpKernel::DoneCallback done, EnginePtr engine,
+    const std::string& name,
+    std::function<Status(absl::Status* status)> attempt,
+    std::function<void()> at_end = [] {});
 
 }  // namespace layoutmap
 

@@ -1,0 +1,377 @@
+"""Two cores on one host; a process of its own (tests/emulation)."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.emulation import training
+
+STRATEGY = tlm.emulation.enable(num_cores=2, deadline=2.0)
+
+tpu = tf.tpu.experimental.embedding
+
+OPTIMIZERS = {
+    "sgd": lambda: tpu.SGD(0.1),
+    "adagrad": lambda: tpu.Adagrad(0.1, initial_accumulator_value=0.3),
+    "adagrad_momentum": lambda: tpu.AdagradMomentum(
+        0.1, momentum=0.9, use_nesterov=True, exponent=3, beta2=0.9,
+        epsilon=1e-3),
+    "adam": lambda: tpu.Adam(0.1),
+    "adam_of_all_rows": lambda: tpu.Adam(
+        0.1, lazy_adam=False, sum_inside_sqrt=False),
+    "ftrl": lambda: tpu.FTRL(
+        0.1, learning_rate_power=-0.6, l1_regularization_strength=0.01,
+        l2_regularization_strength=0.02, beta=0.1),
+    "ftrl_by_rate": lambda: tpu.FTRL(0.1, multiply_linear_by_learning_rate=True),
+    "clipped_and_decayed": lambda: tpu.Adagrad(
+        0.1, clipvalue=0.5, clip_weight_min=-1, clip_weight_max=1.5,
+        weight_decay_factor=0.01,
+        multiply_weight_decay_factor_by_learning_rate=True),
+    "one_by_one": lambda: tpu.SGD(0.1, use_gradient_accumulation=False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_stock_class_trains_as_the_host_engine_to_the_bit(name):
+    host = training.host_embedding(OPTIMIZERS[name])
+    wanted = training.train(tf.distribute.get_strategy(), host)
+    stock = training.stock_embedding(STRATEGY, OPTIMIZERS[name])
+    inside = name in ("sgd", "adam")
+    found = training.train(STRATEGY, stock, inside=inside)
+    for got, want in zip(found, wanted, strict=True):
+        training.assert_same(got, want)
+    training.assert_same(training.values_of_stock(stock),
+                         training.values_of_host(host))
+
+
+def one_table(rate=0.5, num_rows=4, **options):
+    table = tpu.TableConfig(
+        num_rows, 2, initializer=tf.zeros_initializer(), combiner="sum",
+        name="ads")
+    tlm.emulation.initialize_tpu_system()
+    with STRATEGY.scope():
+        return tpu.TPUEmbedding(
+            {"shown": tpu.FeatureConfig(table, name="shown")},
+            tpu.SGD(rate), **options)
+
+
+def ids_of(first, second):
+    return {"shown": STRATEGY.experimental_distribute_values_from_function(
+        lambda context: tf.constant(
+            [first, second][context.replica_id_in_sync_group], tf.int64))}
+
+
+def enqueue_of(embedding, **options):
+    @tf.function
+    def enqueue(ids):
+        embedding.enqueue(ids, **options)
+    return enqueue
+
+
+def forward_of(embedding):
+    @tf.function
+    def forward():
+        return STRATEGY.run(embedding.dequeue)
+    return forward
+
+
+def backward_of(embedding, gradient=1.0):
+    @tf.function
+    def backward():
+        def core():
+            embedding.apply_gradients({"shown": tf.fill([2, 2], gradient)})
+        STRATEGY.run(core)
+    return backward
+
+
+def test_cores_are_a_tpu_strategy():
+    assert isinstance(STRATEGY, tf.distribute.TPUStrategy)
+    assert STRATEGY.num_replicas_in_sync == 2
+    assert STRATEGY.extended.num_hosts == 1
+    feature = STRATEGY.extended.tpu_hardware_feature
+    assert feature.embedding_feature.name == "V1"
+    assert tlm.emulation.enable(num_cores=2, deadline=2.0) is STRATEGY
+
+
+def test_another_tpu_in_one_process_is_refused():
+    with pytest.raises(RuntimeError, match="enabled with num_cores=2"):
+        tlm.emulation.enable(num_cores=4)
+
+
+@pytest.mark.parametrize(("options", "error", "words"), [
+    ({"num_cores": 3, "num_hosts": 2}, ValueError, "multiple of `num_hosts`"),
+    ({"num_cores": 2.0}, TypeError, "`num_cores` must be an int"),
+    ({"deadline": 0}, ValueError, "above 0"),
+    ({"deadline": "1"}, TypeError, "number of seconds"),
+])
+def test_wrong_numbers_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        tlm.emulation.enable(**options)
+
+
+def test_dynamic_learning_rate_is_asked_for_at_each_step():
+    rate = tf.Variable(1.0)
+    embedding = one_table(rate=lambda: rate / 2)
+    enqueue = enqueue_of(embedding)
+    enqueue(ids_of([1, 1], [2, 1]))
+    forward, backward = forward_of(embedding), backward_of(embedding)
+    forward()
+    backward()
+    np.testing.assert_array_equal(
+        training.values_of_stock(embedding)["ads"][:, 0], [0, -1.5, -.5, 0])
+    rate.assign(0.5)
+    enqueue(ids_of([1, 1], [2, 1]))
+    forward()
+    backward()
+    np.testing.assert_array_equal(
+        training.values_of_stock(embedding)["ads"][:, 0], [0, -2.25, -.75, 0])
+
+
+def test_two_dynamic_rates_reach_their_tables():
+    fast, slow = (lambda: tf.constant(1.0)), (lambda: tf.constant(0.25))
+    tables = [tpu.TableConfig(
+        4, 2, initializer=tf.zeros_initializer(), name=name,
+        optimizer=tpu.SGD(rate))
+        for name, rate in (("a", slow), ("b", fast), ("c", slow))]
+    tlm.emulation.initialize_tpu_system()
+    with STRATEGY.scope():
+        embedding = tpu.TPUEmbedding(
+            [tpu.FeatureConfig(table, output_shape=[1]) for table in tables],
+            None)
+
+    @tf.function
+    def step(ids):
+        def core():
+            embedding.dequeue()
+            embedding.apply_gradients([tf.ones([1, 2])] * 3)
+        embedding.enqueue([ids, ids, ids])
+        STRATEGY.run(core)
+
+    step(STRATEGY.experimental_distribute_values_from_function(
+        lambda context: tf.constant([1], tf.int64)))
+    values = training.values_of_stock(embedding)
+    assert [values[name][1, 0] for name in "abc"] == [-.5, -2, -.5]
+
+
+def test_steps_in_a_loop_and_behind_it_stay_apart():
+    embedding = one_table()
+    seen = tf.Variable(tf.zeros([2]), trainable=False)
+
+    @tf.function
+    def epoch(ids, other):
+        def train():
+            embedding.dequeue()
+            embedding.apply_gradients({"shown": tf.ones([2, 2])})
+
+        def evaluate():
+            return tf.reduce_sum(embedding.dequeue()["shown"])
+
+        for _ in tf.range(3):
+            embedding.enqueue(ids, training=True)
+            STRATEGY.run(train)
+        embedding.enqueue(other, training=False)
+        return STRATEGY.experimental_local_results(STRATEGY.run(evaluate))
+
+    del seen
+    for epochs in range(1, 4):
+        sums = epoch(ids_of([0, 0], [1, 2]), ids_of([0, 3], [1, 2]))
+        # 3 steps of -0.5 each time, on 2 columns; id 0 stands there twice.
+        assert [one.numpy() for one in sums] == [-6.0 * epochs, -6.0 * epochs]
+
+
+def test_gradients_that_are_missing_are_zeros():
+    embedding = one_table()
+    enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
+    forward_of(embedding)()
+
+    @tf.function
+    def backward():
+        STRATEGY.run(lambda: embedding.apply_gradients({"shown": None}))
+
+    backward()
+    assert not training.values_of_stock(embedding)["ads"].any()
+    assert "1 updates" in tlm.emulation.report()
+
+
+def test_dequeue_without_enqueue_ends_with_a_report_of_the_queues():
+    embedding = one_table()
+    embedding.build(2)
+    start = time.monotonic()
+    with pytest.raises(tf.errors.DeadlineExceededError) as error:
+        forward_of(embedding)()
+    assert 1.5 < time.monotonic() - start < 20
+    assert "has waited for 2 s, where a TPU would wait forever" in str(
+        error.value)
+    assert "core 1: 0 batches wait for `dequeue`" in str(error.value)
+
+
+def test_one_core_without_a_batch_is_named():
+    embedding = one_table()
+    embedding.build(2)
+
+    @tf.function
+    def enqueue_one(ids):
+        def core(ids):
+            if int(tf.get_static_value(tf.distribute.get_replica_context()
+                                       .replica_id_in_sync_group)) == 0:
+                embedding.enqueue(ids)
+        STRATEGY.run(core, args=(ids,))
+
+    enqueue_one(ids_of([0, 1], [2, 3]))
+    with pytest.raises(tf.errors.DeadlineExceededError,
+                       match="`dequeue` of core 1 has waited"):
+        forward_of(embedding)()
+
+
+def test_gradients_after_a_forward_only_step_are_refused_at_once():
+    embedding = one_table()
+    enqueue_of(embedding, training=False)(ids_of([0, 1], [2, 3]))
+    forward_of(embedding)()
+    start = time.monotonic()
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="training=False"):
+        backward_of(embedding)()
+    assert time.monotonic() - start < 1.5
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_id_outside_of_its_table_is_named(inside):
+    embedding = one_table()
+    embedding.build(2)
+
+    @tf.function
+    def step(ids):
+        def core(ids):
+            if inside:
+                embedding.enqueue(ids)
+            embedding.dequeue()
+        if not inside:
+            embedding.enqueue(ids)
+        STRATEGY.run(core, args=(ids,))
+
+    start = time.monotonic()
+    with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="Feature 'shown', sample 1: id 9 is outside table 'ads' "
+                  "with 4 rows"):
+        step(ids_of([0, 1], [2, 9]))
+    assert time.monotonic() - start < 1.5
+    # The other core's batch would meet the wrong partner.
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="no longer agree.*sample 1: id 9"):
+        step(ids_of([0, 1], [2, 3]))
+    tlm.emulation.reset()
+    enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
+    forward_of(embedding)()
+
+
+def test_a_full_queue_waits_for_room():
+    embedding = one_table()
+    enqueue = enqueue_of(embedding, training=False)
+    for _ in range(32):
+        enqueue(ids_of([0, 1], [2, 3]))
+    with pytest.raises(tf.errors.DeadlineExceededError,
+                       match="`enqueue` of core .* room in the queue"):
+        enqueue(ids_of([0, 1], [2, 3]))
+
+
+def test_a_second_embedding_is_refused_until_the_system_starts_anew():
+    embedding = one_table()
+    embedding.build(2)
+    with STRATEGY.scope():
+        second = tpu.TPUEmbedding(
+            {"f": tpu.FeatureConfig(tpu.TableConfig(4, 2, name="b"))},
+            tpu.SGD(1.0))
+    with pytest.raises(RuntimeError, match="already initialized"):
+        second.build(2)
+    tlm.emulation.initialize_tpu_system()
+    second.build(2)
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="another embedding"):
+        forward_of(embedding)()
+
+
+def test_enqueue_in_control_flow_inside_of_run_is_refused_as_on_a_tpu():
+    embedding = one_table()
+    embedding.build(2)
+
+    @tf.function
+    def step(ids):
+        def core(ids):
+            if tf.reduce_sum(ids["shown"]) >= 0:
+                embedding.enqueue(ids)
+        STRATEGY.run(core, args=(ids,))
+
+    with pytest.raises(RuntimeError, match="control flow"):
+        step(ids_of([0, 1], [2, 3]))
+
+
+def test_inputs_of_a_core_must_be_its_arguments_as_on_a_tpu():
+    embedding = one_table()
+    embedding.build(2)
+
+    @tf.function
+    def step(ids):
+        def core(ids):
+            embedding.enqueue({"shown": ids["shown"] + 1})
+        STRATEGY.run(core, args=(ids,))
+
+    with pytest.raises(ValueError, match="_tpu_input_identity"):
+        step(ids_of([0, 1], [1, 2]))
+
+
+def test_run_outside_of_a_function_makes_one():
+    embedding = one_table()
+    embedding.build(2)
+
+    def core(ids):
+        embedding.enqueue(ids)
+        activations = embedding.dequeue()
+        embedding.apply_gradients({"shown": tf.ones([2, 2])})
+        return activations["shown"]
+
+    for step in range(2):
+        found = STRATEGY.run(core, args=(ids_of([0, 1], [2, 2]),))
+        one, two = STRATEGY.experimental_local_results(found)
+        np.testing.assert_array_equal(one, np.full((2, 2), -.5 * step))
+        np.testing.assert_array_equal(two, np.full((2, 2), -1.0 * step))
+
+
+def test_pipelined_lookups_are_one_step_old():
+    embedding = one_table(pipeline_execution_with_tensor_core=True)
+    enqueue = enqueue_of(embedding)
+    forward, backward = forward_of(embedding), backward_of(embedding)
+    seen = []
+    for _ in range(3):
+        enqueue(ids_of([0, 0], [1, 2]))
+        first = STRATEGY.experimental_local_results(forward()["shown"])[0]
+        seen.append(float(first[0, 0]))
+        backward()
+    assert seen == [0, 0, -1]
+    assert training.values_of_stock(embedding)["ads"][0, 0] == -3
+
+
+def test_loading_while_steps_are_in_flight_is_refused():
+    embedding = one_table()
+    enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match=r"(?s)while steps are in flight.*core 0: 1 batches"):
+        embedding._load_variables()
+
+
+def test_disabled_emulation_leaves_kernels_that_refuse():
+    embedding = one_table()
+    embedding.build(2)
+    tlm.emulation.disable()
+    tlm.emulation.disable()
+    with pytest.raises(RuntimeError, match="`tlm.emulation.enable` first"):
+        tlm.emulation.reset()
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="has no embedding"):
+        forward_of(embedding)()
+    with tlm.emulation.enabled(num_cores=2, deadline=2.0) as strategy:
+        assert strategy is STRATEGY
+    tlm.emulation.enable(num_cores=2, deadline=2.0)

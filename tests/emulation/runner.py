@@ -1,0 +1,29 @@
+"""Runs a test module in a process of its own.
+
+Kernels for TensorFlow's ops are registered for good, so the emulation must not
+come into the process of other tests; and a process emulates one TPU.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def environment() -> dict[str, str]:
+    """Finds this checkout, from any directory."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(
+        [str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+def run(program: str, *arguments: str, seconds: int = 300) -> str:
+    """Runs `programs/<program>` with pytest; its output, if all passed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+         str(HERE / "programs" / program), *arguments], cwd=ROOT,
+        env=environment(), text=True, capture_output=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout

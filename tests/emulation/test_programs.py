@@ -1,0 +1,40 @@
+"""The emulation, in processes of its own."""
+
+import subprocess
+import sys
+
+from tests.emulation import runner
+
+
+def test_two_cores_on_one_host():
+    runner.run("one_host.py")
+
+
+def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
+    done = subprocess.run(
+        [sys.executable, "-c", """
+import tensorflow as tf
+tf.constant(1.0)
+import tf_layoutmap as tlm
+def refusal():
+    try:
+        tlm.emulation.enable(num_cores=2)
+    except RuntimeError as error:
+        return str(error)
+print(refusal())
+# To TensorFlow this is a runtime that has kernels already.
+from tf_layoutmap import _ops
+tf.load_op_library(str(_ops._EMULATION))
+print(refusal())
+try:
+    tlm.emulation.report()
+except RuntimeError as error:
+    print(error)
+"""], cwd=runner.ROOT, text=True, capture_output=True, timeout=120,
+        env=runner.environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    started, foreign, disabled = done.stdout.splitlines()
+    assert "only before its first operation" in started
+    assert "TensorFlow that has started with 1" in started
+    assert "a process with a TPU runtime" in foreign
+    assert "`tlm.emulation.enable` first" in disabled

@@ -1,0 +1,194 @@
+"""Trains the same batches by the host engine and on an emulated TPU."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+
+NUM_SAMPLES = 8  # of a global batch
+LENGTH = 3
+# Name, combiner, rows, dim. More rows than one register, uneven over hosts.
+TABLES = {"ads": ("sum", 23, 5), "words": ("mean", 17, 4),
+          "few": ("sqrtn", 3, 2)}
+# Name: table, form, whether it is weighted, length of the sequence.
+FEATURES = {
+    "clicked": ("ads", "sparse", True, 0), "shown": ("ads", "ragged", False, 0),
+    "country": ("ads", "dense", False, 0), "text": ("words", "ragged", True, 0),
+    "title": ("words", "ragged", False, LENGTH),
+    "path": ("words", "sparse", False, LENGTH),
+    "device": ("few", "ragged", True, 0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one replica gets in one step; by feature."""
+
+    ids: dict
+    weights: dict
+    scale: dict  # the gradient of each activation
+
+
+def rows_of(name: str) -> np.ndarray:
+    _, num_rows, dim = TABLES[name]
+    rng = np.random.default_rng([num_rows, dim])
+    return rng.normal(size=(num_rows, dim)).astype(np.float32)
+
+
+def feature_config(optimizer):
+    """The configuration; `optimizer` makes one for each table."""
+    tables = {}
+    for name, (combiner, num_rows, dim) in TABLES.items():
+        def initializer(shape, dtype=None, shard_info=None, rows=rows_of(name)):
+            del dtype
+            first = shard_info.offset[0] if shard_info else 0
+            size = shard_info.shape[0] if shard_info else shape[0]
+            return tf.constant(rows[first:first + size])
+        tables[name] = tpu.TableConfig(
+            num_rows, dim, initializer=initializer, optimizer=optimizer(),
+            combiner=combiner, name=name)
+    return {name: tpu.FeatureConfig(
+        tables[table], max_sequence_length=length, name=name)
+        for name, (table, _, _, length) in FEATURES.items()}
+
+
+def parts_of(seed: int, step: int, num_parts: int) -> list[Part]:
+    """The global batch of a step, cut over replicas."""
+    rng = np.random.default_rng([seed, step])
+    size = NUM_SAMPLES // num_parts
+    columns = {name: _column(rng, *one) for name, one in FEATURES.items()}
+    return [Part(
+        *({name: make(*column, slice(part * size, (part + 1) * size))
+           for name, column in columns.items()}
+          for make in (_ids, _weights, _scale))) for part in range(num_parts)]
+
+
+def _column(rng, table, form, weighted, length):
+    _, num_rows, dim = TABLES[table]
+    sizes = (np.ones(NUM_SAMPLES, int) if form == "dense" else
+             rng.integers(0, 6, NUM_SAMPLES))
+    ids = [rng.integers(0, num_rows, size) for size in sizes]
+    weights = [rng.uniform(0.5, 2, size) for size in sizes]
+    shape = [NUM_SAMPLES, length, dim] if length else [NUM_SAMPLES, dim]
+    scale = rng.normal(size=shape).astype(np.float32)
+    return form, ids, weights if weighted else None, scale
+
+
+def _ragged(rows, dtype):
+    return tf.RaggedTensor.from_row_lengths(
+        tf.constant(np.concatenate(rows), dtype), [len(row) for row in rows])
+
+
+def _ids(form, ids, weights, scale, part):
+    del weights, scale
+    if form == "dense":
+        return tf.constant(np.concatenate(ids[part]), tf.int64)
+    ragged = _ragged(ids[part], tf.int64)
+    return ragged if form == "ragged" else _to_sparse(ragged)
+
+
+def _weights(form, ids, weights, scale, part):
+    del ids, scale
+    if weights is None:
+        return None
+    ragged = _ragged(weights[part], tf.float32)
+    return ragged if form == "ragged" else _to_sparse(ragged)
+
+
+def _to_sparse(ragged):
+    # One width for all steps, or each would be traced anew.
+    sparse = ragged.to_sparse()
+    return tf.SparseTensor(sparse.indices, sparse.values, [ragged.nrows(), 6])
+
+
+def _scale(form, ids, weights, scale, part):
+    del form, ids, weights
+    return tf.constant(scale[part])
+
+
+def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
+    """Runs training steps; returns the activations of each, global order."""
+    def core(ids, weights, scale):
+        if inside:
+            embedding.enqueue(ids, weights)
+        with tf.GradientTape() as tape:
+            activations = embedding.dequeue()
+            tape.watch(activations)
+            loss = tf.add_n([tf.reduce_sum(activations[name] * scale[name])
+                             for name in activations])
+        embedding.apply_gradients(tape.gradient(loss, activations))
+        return activations
+
+    @tf.function(reduce_retracing=True)
+    def step(ids, weights, scale):
+        if not inside:
+            embedding.enqueue(ids, weights)
+        return strategy.run(core, args=(ids, weights, scale))
+
+    found = []
+    for number in steps:
+        parts = parts_of(seed, number, strategy.num_replicas_in_sync)
+        activations = step(*(
+            _distribute(strategy, [getattr(part, name) for part in parts])
+            for name in ("ids", "weights", "scale")))
+        found.append({name: np.concatenate(
+            [one.numpy() for one in
+             strategy.experimental_local_results(value)])
+            for name, value in activations.items()})
+    return found
+
+
+def _distribute(strategy, parts):
+    if len(parts) == 1:
+        return parts[0]
+    return {name: None if parts[0][name] is None else
+            strategy.experimental_distribute_values_from_function(
+                lambda context, name=name: parts[
+                    context.replica_id_in_sync_group][name])
+            for name in parts[0]}
+
+
+def host_embedding(optimizer, num_replicas=1):
+    """Ours on the host engine, under the strategy in scope."""
+    embedding = tlm.TPUEmbedding(feature_config(optimizer), None)
+    embedding.build(NUM_SAMPLES // num_replicas)
+    return embedding
+
+
+def stock_embedding(strategy, optimizer, **options):
+    """TensorFlow's class on an emulated TPU that is as after its start."""
+    tlm.emulation.initialize_tpu_system()
+    with strategy.scope():
+        embedding = tpu.TPUEmbedding(
+            feature_config(optimizer), None, **options)
+        embedding.build(NUM_SAMPLES // strategy.num_replicas_in_sync)
+    return embedding
+
+
+def values_of_host(embedding) -> dict:
+    """Table and slot, `"ads/accumulators"`, to its rows."""
+    found = {}
+    for config, table in embedding.embedding_tables.items():
+        found[config.name] = table.numpy()
+        for slot, variable in embedding.slot_variables[config].items():
+            found[f"{config.name}/{slot}"] = variable.numpy()
+    return found
+
+
+def values_of_stock(embedding) -> dict:
+    """The same of a stock embedding, fetched from the TPU."""
+    embedding._retrieve_variables()
+    return {name if slot == "parameters" else f"{name}/{slot}":
+            np.concatenate([shard.numpy() for shard in variable.variables])
+            for name, slots in embedding._variables.items()
+            for slot, variable in slots.items()}
+
+
+def assert_same(got: dict, wanted: dict) -> None:
+    """To the bit."""
+    assert sorted(got) == sorted(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
