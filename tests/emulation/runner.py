@@ -15,8 +15,8 @@ ROOT = HERE.parent.parent
 
 def environment() -> dict[str, str]:
     """Finds this checkout, from any directory."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(
-        [str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "TF_LAYOUTMAP_PROGRAM": "1", "PYTHONPATH": path}
 
 
 def run(program: str, *arguments: str, seconds: int = 300) -> str:
@@ -24,6 +24,7 @@ def run(program: str, *arguments: str, seconds: int = 300) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
          str(HERE / "programs" / program), *arguments], cwd=ROOT,
-        env=environment(), text=True, capture_output=True, timeout=seconds, check=False)
+        env=environment(), text=True, capture_output=True,
+        timeout=seconds, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     return done.stdout

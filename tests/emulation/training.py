@@ -38,18 +38,22 @@ def rows_of(name: str) -> np.ndarray:
     return rng.normal(size=(num_rows, dim)).astype(np.float32)
 
 
+def _initializer_of(name: str):
+    def initializer(shape, dtype=None, shard_info=None):
+        del dtype
+        first = shard_info.offset[0] if shard_info else 0
+        size = shard_info.shape[0] if shard_info else shape[0]
+        return tf.constant(rows_of(name)[first:first + size])
+    return initializer
+
+
 def feature_config(optimizer):
     """The configuration; `optimizer` makes one for each table."""
     tables = {}
     for name, (combiner, num_rows, dim) in TABLES.items():
-        def initializer(shape, dtype=None, shard_info=None, rows=rows_of(name)):
-            del dtype
-            first = shard_info.offset[0] if shard_info else 0
-            size = shard_info.shape[0] if shard_info else shape[0]
-            return tf.constant(rows[first:first + size])
         tables[name] = tpu.TableConfig(
-            num_rows, dim, initializer=initializer, optimizer=optimizer(),
-            combiner=combiner, name=name)
+            num_rows, dim, initializer=_initializer_of(name),
+            optimizer=optimizer(), combiner=combiner, name=name)
     return {name: tpu.FeatureConfig(
         tables[table], max_sequence_length=length, name=name)
         for name, (table, _, _, length) in FEATURES.items()}

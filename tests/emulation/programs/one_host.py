@@ -25,7 +25,8 @@ OPTIMIZERS = {
     "ftrl": lambda: tpu.FTRL(
         0.1, learning_rate_power=-0.6, l1_regularization_strength=0.01,
         l2_regularization_strength=0.02, beta=0.1),
-    "ftrl_by_rate": lambda: tpu.FTRL(0.1, multiply_linear_by_learning_rate=True),
+    "ftrl_by_rate": lambda: tpu.FTRL(
+        0.1, multiply_linear_by_learning_rate=True),
     "clipped_and_decayed": lambda: tpu.Adagrad(
         0.1, clipvalue=0.5, clip_weight_min=-1, clip_weight_max=1.5,
         weight_decay_factor=0.01,
@@ -157,11 +158,17 @@ def test_two_dynamic_rates_reach_their_tables():
 
 
 def test_steps_in_a_loop_and_behind_it_stay_apart():
+    # From an iterator: it orders what TensorFlow enqueues in a loop and behind.
     embedding = one_table()
-    seen = tf.Variable(tf.zeros([2]), trainable=False)
+    dataset = tf.data.Dataset.from_tensor_slices(
+        {"shown": [0, 0, 1, 2] * 3 + [0, 3, 1, 2]}).batch(
+            4, drop_remainder=True).repeat()
+    iterator = iter(STRATEGY.experimental_distribute_dataset(
+        dataset, tf.distribute.InputOptions(
+            experimental_fetch_to_device=False)))
 
     @tf.function
-    def epoch(ids, other):
+    def epoch(iterator):
         def train():
             embedding.dequeue()
             embedding.apply_gradients({"shown": tf.ones([2, 2])})
@@ -170,14 +177,13 @@ def test_steps_in_a_loop_and_behind_it_stay_apart():
             return tf.reduce_sum(embedding.dequeue()["shown"])
 
         for _ in tf.range(3):
-            embedding.enqueue(ids, training=True)
+            embedding.enqueue(next(iterator), training=True)
             STRATEGY.run(train)
-        embedding.enqueue(other, training=False)
+        embedding.enqueue(next(iterator), training=False)
         return STRATEGY.experimental_local_results(STRATEGY.run(evaluate))
 
-    del seen
     for epochs in range(1, 4):
-        sums = epoch(ids_of([0, 0], [1, 2]), ids_of([0, 3], [1, 2]))
+        sums = epoch(iterator)
         # 3 steps of -0.5 each time, on 2 columns; id 0 stands there twice.
         assert [one.numpy() for one in sums] == [-6.0 * epochs, -6.0 * epochs]
 
@@ -358,7 +364,7 @@ def test_loading_while_steps_are_in_flight_is_refused():
     embedding = one_table()
     enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
     with pytest.raises(tf.errors.FailedPreconditionError,
-                       match=r"(?s)while steps are in flight.*core 0: 1 batches"):
+                       match=r"(?s)steps are in flight.*core 0: 1 batches"):
         embedding._load_variables()
 
 
