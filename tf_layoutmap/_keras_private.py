@@ -91,11 +91,20 @@ LossScaleOptimizer = _private(
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
 _safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 
-# Where optimizers divide the rows of a sparse gradient.
+# Where optimizers divide the rows of a sparse gradient, and where metrics and
+# losses do what DTensor cannot.
 backend_numpy = _private("backend", "numpy")
-for _name in ("divide", "true_divide"):
-    if not callable(getattr(backend_numpy, _name, None)):
-        raise _refuse(f"whose backend has no `numpy.{_name}`")
+backend_nn = _private("backend", "nn")
+backend_core = _private("backend", "core")
+for _module, _names in (
+        (backend_numpy, ("divide", "true_divide", "flip", "diag")),
+        (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",))):
+    for _name in _names:
+        if not callable(getattr(_module, _name, None)):
+            raise _refuse(f"where `{_module.__name__}.{_name}` is missing")
+
+# Hands the outputs of a step to all metrics of `compile`.
+CompileMetrics = _private("trainers.compile_utils", "CompileMetrics")
 
 # A variable without a value, and how it comes by one.
 _method(keras.Variable, "_initialize", "value")
@@ -113,6 +122,7 @@ for _name in ("make_train_function", "make_test_function",
     _method(TensorFlowTrainer, _name, "force")
 _method(BaseTrainer, "_symbolic_build", "data_batch")
 _method(BaseTrainer, "get_metrics_result")
+_method(CompileMetrics, "update_state", "y_true", "y_pred", "sample_weight")
 _method(BaseOptimizer, "build", "variables")
 _method(BaseOptimizer, "apply", "grads", "trainable_variables")
 for _name in ("assign", "assign_add", "assign_sub"):

@@ -281,12 +281,25 @@ def test_mixed_precision_keeps_its_numbers():
     np.testing.assert_allclose(*twice, atol=2e-2)
 
 
-def test_a_metric_that_dtensor_lacks_is_refused_with_a_way_out():
+def test_an_op_that_dtensor_lacks_is_refused_with_a_way_out():
     model = twins.on_mesh(twins.dense_model)
-    model.compile("sgd", "mse", metrics=[keras.metrics.AUC()])
+    model.compile("sgd", "mse", metrics=[
+        lambda y, p: tf.reduce_sum(tf.reverse(p, [0]), axis=-1)])
     with pytest.raises(UnsupportedByDTensorError,
-                       match="no ReverseV2.*compute AUC from"):
+                       match="no ReverseV2.*use keras.ops.flip"):
         model.evaluate(X, np.eye(4)[Y], verbose=0)
+
+
+def test_an_op_that_dtensor_cannot_divide_is_refused_with_a_way_out():
+    def loss(y, p):
+        return -tf.reduce_sum(y * tf.one_hot(tf.math.argmax(p, -1), 4) * p)
+
+    model = twins.on_mesh(twins.dense_model, {
+        "d2.kernel": (None, "model"), "d2.bias": ("model",)})
+    model.compile("sgd", loss)
+    with pytest.raises(UnsupportedByDTensorError,
+                       match=r"cannot divide a \w+ .*to test \(.* Leave the"):
+        model.evaluate(X, np.eye(4, dtype=np.float32)[Y], verbose=0)
 
 
 def test_average_pooling_behind_weights_is_refused_with_a_way_out():

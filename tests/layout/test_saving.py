@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_layoutmap as tlm
 from tests.layout import twins
 from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap.layout.mesh_variable import MeshVariable
@@ -165,3 +166,67 @@ def test_callbacks_save_and_resume(tmp_path):
     again.load_weights(tmp_path / "best.weights.h5")
     for a, b in zip(resumed.weights, again.weights):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def with_tables(place):
+    """A model, a table in slices and a table of its own layer."""
+    def builder():
+        return keras.Sequential([
+            keras.Input((6,), dtype="int32"),
+            tlm.layers.ShardedEmbedding(
+                16, 8, optimizer="adagrad", name="e"),
+            keras.layers.Flatten(), keras.layers.Dense(4, name="d1")])
+
+    axes = {"e.embeddings": ("model", None), "d1.kernel": (None, "model")}
+    model = (twins.plain(builder) if PLACES[place] is None else
+             twins.on_mesh(builder, axes, mesh_of(**PLACES[place])))
+    table = tlm.ShardedVariable([
+        tf.Variable(np.full([n, 3], n, np.float32)) for n in (3, 2)])
+    model.compile(keras.optimizers.Adam(0.01), twins.loss())
+    return model, table, tf.train.Checkpoint(
+        model=model, optimizer=model.optimizer, table=table)
+
+
+@pytest.mark.parametrize(("writer", "reader"), WAYS)
+def test_sliced_tables_and_mesh_variables_share_a_checkpoint(
+        tmp_path, writer, reader):
+    source, table, checkpoint = with_tables(writer)
+    options = dict(batch_size=8, shuffle=False, verbose=0)
+    source.fit(twins.TOKENS, Y, **options)
+    rows = tf.convert_to_tensor(table).numpy()
+    prefix = checkpoint.save(tmp_path / "ckpt")
+    model, other, checkpoint = with_tables(reader)
+    for part in other.variables:
+        part.assign(tf.zeros_like(part))
+    model.optimizer.build(model.trainable_variables)
+    checkpoint.restore(prefix).assert_existing_objects_matched()
+    np.testing.assert_array_equal(tf.convert_to_tensor(other), rows)
+    twins.assert_same_weights(source, model, rtol=0, atol=0)
+    losses = [m.fit(twins.TOKENS, Y, **options).history["loss"]
+              for m in (source, model)]
+    np.testing.assert_allclose(*losses, **twins.TOLERANCE)
+
+
+def test_a_checkpoint_of_a_mesh_is_one_tensor_for_a_plain_reader(tmp_path):
+    source = trained("2x2")
+    prefix = tf.train.Checkpoint(w=source.get_layer("d1").kernel.value).save(
+        tmp_path / "ckpt")
+    plain = tf.Variable(tf.zeros([8, 16]))
+    tf.train.Checkpoint(w=plain).restore(prefix).assert_consumed()
+    expected = source.get_layer("d1").kernel.numpy()
+    np.testing.assert_array_equal(plain, expected)
+    np.testing.assert_array_equal(tf.train.load_checkpoint(prefix).get_tensor(
+        "w/.ATTRIBUTES/VARIABLE_VALUE"), expected)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+    source = trained("2x2")
+    for name, wrong in (("bn.gamma", [4]), ("d1.kernel", [8, 4])):
+        layer, weight = name.split(".")
+        variable = getattr(source.get_layer(layer), weight)
+        before = variable.numpy()
+        prefix = tf.train.Checkpoint(w=tf.Variable(tf.zeros(wrong))).save(
+            tmp_path / layer)
+        with pytest.raises((ValueError, tf.errors.OpError)):
+            tf.train.Checkpoint(w=variable.value).restore(prefix)
+        np.testing.assert_array_equal(variable.numpy(), before)

@@ -21,7 +21,7 @@ _scopes = threading.local()
 
 
 @contextlib.contextmanager
-def default_mesh(mesh: Any) -> Iterator[None]:
+def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
     """`dtensor.default_mesh(mesh)`, as layers of ours want it.
 
     It ends when there is an error, where TensorFlow's stays set for all that
@@ -32,24 +32,42 @@ def default_mesh(mesh: Any) -> Iterator[None]:
     with tlm.layout.default_mesh(mesh):
         loss = step(x, y)
     ```
+
+    Args:
+      mesh: `dtensor.Mesh`.
+      batch_dim: Mesh axis that cuts batches; None if none does.
     """
     error = None
-    before = traced_for_mesh()
+    before = _now()
     with dtensor.default_mesh(mesh):
-        _scopes.inside = True
+        _scopes.now = mesh, batch_dim
         try:
             yield
         except BaseException as raised:
             error = raised
         finally:
-            _scopes.inside = before
+            _scopes.now = before
     if error is not None:
         raise error
 
 
 def traced_for_mesh() -> bool:
     """Whether this thread is inside `default_mesh` of this module."""
-    return getattr(_scopes, "inside", False)
+    return mesh_of_trace() is not None
+
+
+def mesh_of_trace() -> Any:
+    """Returns the mesh of the innermost `default_mesh` here, or None."""
+    return _now()[0]
+
+
+def batch_dim_of_trace() -> str | None:
+    """Returns the mesh axis that cuts the batches of a step, or None."""
+    return _now()[1]
+
+
+def _now() -> tuple[Any, str | None]:
+    return getattr(_scopes, "now", (None, None))
 
 
 def on_mesh(value: Any) -> bool:

@@ -14,6 +14,7 @@ from tf_layoutmap.layout import (
     keras_optimizers,
     keras_training,
     mesh_calls,
+    mesh_metrics,
 )
 from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
 from tf_layoutmap.layout.mesh_variable import MeshVariable
@@ -48,6 +49,13 @@ def install() -> None:
                   getattr(keras_optimizers, name))
         for name in ("divide", "true_divide"):
             _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
+        _wrap(_keras_private.CompileMetrics, "update_state",
+              mesh_metrics.update_state)
+        _wrap(_keras_private.backend_numpy, "flip", mesh_metrics.flip)
+        _wrap(_keras_private.backend_numpy, "diag", mesh_metrics.diag)
+        _wrap(_keras_private.backend_core, "scatter", mesh_metrics.scatter)
+        _wrap(_keras_private.backend_nn, "ctc_loss", mesh_metrics.ctc_loss)
+        _wrap(_keras_private.backend_nn, "one_hot", mesh_metrics.one_hot)
         _installed = True
 
 

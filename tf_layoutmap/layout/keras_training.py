@@ -126,8 +126,9 @@ class _MeshStep:
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
-        with host_values.default_mesh(self._home.mesh), refusals.explained(
-                self._model, self._verb):
+        with host_values.default_mesh(
+                self._home.mesh, self._home.batch_dim), refusals.explained(
+                    self._model, self._verb):
             outputs = self._run(batch)
         return keras.tree.map_structure(to_host_tensor, outputs)
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import host_values, unsupported
+from tf_layoutmap.layout import host_values, pinning, unsupported
 from tf_layoutmap.layout.mesh_home import home_of
 
 dtensor = tf.experimental.dtensor
@@ -64,17 +64,10 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
         return original(layer, *args, **kwargs)
     mesh = home_of(layer).mesh
     args, kwargs = keras.tree.map_structure(
-        lambda x: batch_parallel(x, mesh), (args, kwargs))
+        lambda x: pinning.whole_samples(x, mesh), (args, kwargs))
+    outputs = original(layer, *args, **kwargs)
     return keras.tree.map_structure(
-        lambda x: batch_parallel(x, mesh), original(layer, *args, **kwargs))
-
-
-def batch_parallel(x: Any, mesh: Any) -> Any:
-    """Returns a traced tensor with all but its first dimension whole."""
-    if not tf.is_symbolic_tensor(x) or not x.shape.rank:
-        return x
-    return dtensor.relayout(x, dtensor.Layout(
-        [dtensor.MATCH, *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh))
+        lambda x: pinning.whole_samples(x, mesh), outputs)
 
 
 def _is_host_value(x: Any) -> bool:

@@ -145,6 +145,10 @@ class MeshVariable(keras.Variable):
         self._realise()
         return self._value
 
+    # In place of Keras' pair of methods, which know no slices.
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
+        return self.value._gather_saveables_for_checkpoint()
+
     def __deepcopy__(self, memo: dict) -> Any:
         raise TypeError(
             f"A variable on a mesh is not copied. Received: variable "

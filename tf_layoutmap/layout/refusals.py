@@ -1,6 +1,7 @@
-"""TensorFlow's word that DTensor lacks an op, as a sentence for users."""
+"""TensorFlow's word that DTensor cannot do an op, as a sentence for users."""
 
 import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
+# What DTensor's compiler ends with, and the operation that it stopped at.
+_COMPILER = "dtensor_graph_to_mlir_pass"
+_STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 
 # What in Keras uses an op that DTensor lacks, and what to do instead.
 _REMEDIES = {
@@ -16,14 +20,17 @@ _REMEDIES = {
     "AvgPool3DGrad": "The gradient of AveragePooling3D needs it: use "
                      "MaxPooling, GlobalAveragePooling or a strided Conv "
                      "layer.",
-    "ReverseV2": "The AUC metric and reversed sequences need it: compute AUC "
-                 "from `model.predict`, or reverse the data before training.",
+    "ReverseV2": "tf.reverse needs it: use keras.ops.flip, which works on a "
+                 "mesh, or tlm.dtensor.enable_missing_ops().",
     "EmptyTensorList": "Loops over time need it: pass unroll=True to "
                        "recurrent layers.",
     "DepthwiseConv2dNativeBackpropFilter":
         "Depthwise and separable convolutions need it: use Conv layers.",
     "FusedBatchNormV3":
         "BatchNormalization of tf_keras uses it for images: pass fused=False.",
+    "MatrixDiagPartV3": "tf.linalg.diag_part needs it: use keras.ops.diag, "
+                        "which works on a mesh, or "
+                        "tlm.dtensor.enable_missing_ops().",
     "TensorListReserve": "Loops such as tf.map_fn and tf.while_loop need it: "
                          "unroll them.",
 }
@@ -39,12 +46,32 @@ def explained(model: Any, verb: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        lacking = _LACKS.search(str(error))
-        if lacking is None:
+        sentence = _sentence(str(error), model.name, verb)
+        if sentence is None:
             raise
+        raise UnsupportedByDTensorError(sentence) from error
+
+
+def _sentence(error: str, model: str, verb: str) -> str | None:
+    lacking = _LACKS.search(error)
+    if lacking is not None:
         op = lacking.group(1)
         remedy = _REMEDIES.get(
             op, "Replace the layer, loss or metric that uses it.")
-        raise UnsupportedByDTensorError(
-            f"DTensor has no {op} operation on a mesh; model "
-            f"{model.name!r} needs one to {verb}. {remedy}") from error
+        return (f"DTensor has no {op} operation on a mesh; model {model!r} "
+                f"needs one to {verb}. {remedy}")
+    if _COMPILER not in error:
+        return None
+    stopped_at = _STOPPED_AT.search(error)
+    op = "an operation" if stopped_at is None else (
+        f"a {stopped_at.group(1)} operation")
+    # The position in the user's code comes first, then the finding.
+    finding = error.partition(" error: ")[2].partition("\n")[0] or (
+        error.partition("\n")[0])
+    return (
+        f"DTensor cannot divide {op} as the layouts of model {model!r} ask "
+        f"for; it needs one to {verb} ({textwrap.shorten(finding, 160)}). "
+        "Leave the "
+        "dimension that the operation works along unsharded in the layout of "
+        "the layer before it, or, in a layer, loss or metric of your own, "
+        "give its input a layout with tlm.distribution.distribute_tensor.")

@@ -19,6 +19,7 @@ from tf_layoutmap.layout import (
     host_values,
     keras_training,
     mesh_calls,
+    pinning,
     refusals,
     tf_keras_mapping,
     tf_keras_optimizers,
@@ -153,9 +154,9 @@ def call_layer(original: Callable[..., Any], layer: Any, *args: Any,
     if mesh is None:
         return original(layer, *args, **kwargs)
     args, kwargs = tf.nest.map_structure(
-        lambda x: mesh_calls.batch_parallel(x, mesh), (args, kwargs))
+        lambda x: pinning.whole_samples(x, mesh), (args, kwargs))
     return tf.nest.map_structure(
-        lambda x: mesh_calls.batch_parallel(x, mesh),
+        lambda x: pinning.whole_samples(x, mesh),
         original(layer, *args, **kwargs))
 
 

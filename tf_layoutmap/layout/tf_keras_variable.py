@@ -6,11 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout import host_values
+from tf_layoutmap.layout.stored_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor
 
 
-class HostReadableVariable(dtensor.DVariable):
+class HostReadableVariable(StoredVariable):
     """A DVariable that values from the host go into and come out of.
 
     tf_keras reads and writes weights as arrays to save, load and count them;

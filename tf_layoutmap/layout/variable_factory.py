@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import fit_checks, host_values
+from tf_layoutmap.layout import fit_checks, host_values, stored_variable
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
@@ -129,4 +129,5 @@ def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
 
 def make_variable(value: Any, *, name: str, trainable: bool) -> Any:
     """Returns a `dtensor.DVariable` that starts as the DTensor `value`."""
-    return dtensor.DVariable(value, name=name, trainable=trainable)
+    return stored_variable.StoredVariable(
+        value, name=name, trainable=trainable)

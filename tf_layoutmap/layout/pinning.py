@@ -1,0 +1,50 @@
+"""Keeping samples whole where DTensor would cut them.
+
+Layouts flow backwards from whoever uses a result, and some operations give
+errors, or another shape, on a sample that is cut. What they get is pinned.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+dtensor = tf.experimental.dtensor
+
+# What Keras hangs on tensors: the mask that goes with them, and the logits
+# that they were a softmax or sigmoid of, which losses prefer.
+_NOTES = ("_keras_mask", "_keras_logits")
+
+
+def whole_samples(x: Any, mesh: Any) -> Any:
+    """Returns `x` with its first dimension as it is, the others whole.
+
+    Args:
+      x: A symbolic tensor of a function for `mesh`; all else stays.
+      mesh: `dtensor.Mesh`.
+    """
+    return _pinned(x, mesh, lambda _: dtensor.MATCH)
+
+
+def whole(x: Any, mesh: Any) -> Any:
+    """Returns `x` replicated; see `whole_samples`."""
+    return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
+
+
+def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
+    """Returns `x` cut along `batch_dim`, as `fit` cuts what it feeds."""
+    return _pinned(x, mesh, lambda size: (
+        batch_dim if batch_dim is not None and size is not None and
+        size % mesh.dim_size(batch_dim) == 0 else dtensor.UNSHARDED))
+
+
+def _pinned(x: Any, mesh: Any, first: Callable[[int | None], str]) -> Any:
+    if not tf.is_symbolic_tensor(x) or not x.shape.rank:
+        return x
+    pinned = dtensor.relayout(x, dtensor.Layout(
+        [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh))
+    for name in _NOTES:
+        note = getattr(x, name, None)
+        if note is not None:
+            setattr(pinned, name, _pinned(note, mesh, first))
+    return pinned
