@@ -48,6 +48,8 @@ def zero_gradient(feature: config.FeatureSpec, shape: Sequence[Any]):
         "No gradient passed for feature %s, sending zero gradient. Its rows "
         "still count as looked up, which moves them under an optimizer with "
         "momentum.", feature.name)
+    if all(isinstance(size, int) for size in shape):
+        return tf.zeros(shape)
     return tf.zeros(tf.stack([tf.cast(size, tf.int64) for size in shape]))
 
 

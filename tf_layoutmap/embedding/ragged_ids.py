@@ -270,7 +270,7 @@ def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
       ValueError: If they are of another kind or number.
     """
     _check_weight_type(feature, value, weight, type(value))
-    _weight_values(feature, value.values, weight.values)
+    _check_weight_values(feature, value.values, weight.values)
 
 
 def _check_weight_type(feature, value, weight, expected):
@@ -281,6 +281,11 @@ def _check_weight_type(feature, value, weight, expected):
 
 
 def _weight_values(feature, ids, values):
+    _check_weight_values(feature, ids, values)
+    return tf.cast(values, tf.float32)
+
+
+def _check_weight_values(feature, ids, values):
     dtype = values.dtype
     if not (dtype.is_floating or dtype.is_integer):
         raise TypeError(
@@ -291,7 +296,6 @@ def _weight_values(feature, ids, values):
             f"Weights of feature {feature.name!r} must be one for each id. "
             f"Received: ids of shape {ids.shape}, weights of shape "
             f"{values.shape}.")
-    return tf.cast(values, tf.float32)
 
 
 def _same_places(feature, what, places, weight_places):

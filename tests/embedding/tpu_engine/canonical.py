@@ -2,53 +2,67 @@
 
 Each operation is a hash of its type, attributes, device and the hashes of
 what it reads and waits for. Two graphs are the same when they hold the same
-hashes as often.
+hashes as often. Branches and loop bodies are graphs whose arguments are what
+they are called with; in which order they captured it does not matter.
 """
 
 import collections
 import hashlib
+import re
 
 from tensorflow.python.framework import function_def_to_graph
 
+# A TPU's program is called after the function around it, which is numbered.
+_FUNCTION_NUMBER = re.compile(
+    rb"((?:while_(?:body|cond)|cond_(?:true|false)))_[0-9]+")
 
-def operations(graph, ignored_scope=None):
+# They list the captured arguments in their order.
+_ORDERS_OF_CAPTURES = ("T", "Tin", "output_shapes",
+                       "_read_only_resource_inputs")
+
+
+def operations(graph, ignored_scope=None, arguments=None):
     """Counts the operations of a function's graph by what they are.
 
     Args:
       graph: A FuncGraph.
       ignored_scope: Operations below this name scope are left out, and nobody
         waits for them.
+      arguments: What stands for each input of the graph; None for its number.
 
     Returns:
       Counter of `(type, hash)`.
     """
     hashes = {}
-    arguments = {tensor.op.name: index
-                 for index, tensor in enumerate(graph.inputs)}
+    standing_for = {
+        tensor.op.name: index if arguments is None else arguments[index]
+        for index, tensor in enumerate(graph.inputs)}
 
     def is_ignored(op):
         return ignored_scope is not None and any(
-            part.split("_check")[0] + "_check" == ignored_scope
-            for part in op.name.split("/") if "_check" in part)
+            part.startswith(ignored_scope) for part in op.name.split("/"))
+
+    def digest(op):
+        read = [(hashes[t.op.name], t.value_index) for t in op.inputs]
+        attributes, is_call = _attributes(graph, op, ignored_scope, read)
+        return _digest(
+            op.type, op.device, standing_for.get(op.name), attributes,
+            sorted(read) if is_call else read,
+            sorted(hashes[parent.name] for parent in op.control_inputs
+                   if not is_ignored(parent)))
 
     def of(op):
         pending = [op]
         while pending:
-            one = pending[-1]
-            parents = [t.op for t in one.inputs] + [
-                parent for parent in one.control_inputs
+            parents = [t.op for t in pending[-1].inputs] + [
+                parent for parent in pending[-1].control_inputs
                 if not is_ignored(parent)]
             missing = [p for p in parents if p.name not in hashes]
             if missing:
                 pending.extend(missing)
-                continue
-            pending.pop()
-            hashes[one.name] = _digest(
-                one.type, one.device, arguments.get(one.name),
-                sorted(_attributes(graph, one)),
-                [(hashes[t.op.name], t.value_index) for t in one.inputs],
-                sorted(hashes[parent.name] for parent in one.control_inputs
-                       if not is_ignored(parent)))
+            else:
+                one = pending.pop()
+                hashes[one.name] = digest(one)
         return hashes[op.name]
 
     found = collections.Counter(
@@ -63,20 +77,32 @@ def _digest(*parts):
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _attributes(graph, op):
-    for key, value in op.node_def.attr.items():
-        if value.HasField("func"):
-            yield key, _of_function(graph, value.func.name)
-        elif value.list.func:
-            yield key, tuple(
-                _of_function(graph, one.name) for one in value.list.func)
-        else:
-            yield key, value.SerializeToString(deterministic=True).hex()
+def _attributes(graph, op, ignored_scope, read):
+    """The attributes, sorted, and whether there are functions among them."""
+    attributes = op.node_def.attr
+    calls = {key: [one.name for one in (
+        [value.func] if value.HasField("func") else value.list.func)]
+        for key, value in attributes.items()}
+    is_call = any(calls.values())
+    # The first input of a conditional is the condition.
+    arguments = read[1:] if op.type in ("If", "StatelessIf", "Case") else read
+    found = []
+    for key, value in attributes.items():
+        if calls[key]:
+            found.append((key, [_of_function(
+                graph, name, ignored_scope, arguments)
+                for name in calls[key]]))
+        elif value.HasField("s"):
+            found.append((key, _FUNCTION_NUMBER.sub(rb"\1", value.s)))
+        elif not (is_call and key in _ORDERS_OF_CAPTURES):
+            found.append((key, value.SerializeToString(deterministic=True)))
+    return sorted(found, key=lambda item: item[0]), is_call
 
 
-def _of_function(graph, name):
+def _of_function(graph, name, ignored_scope, arguments):
     while name not in graph._functions:
         graph = graph.outer_graph
-    definition = graph._functions[name].cached_definition
-    body = function_def_to_graph.function_def_to_graph(definition)
-    return _digest(sorted(operations(body).items()))
+    body = function_def_to_graph.function_def_to_graph(
+        graph._functions[name].cached_definition)
+    return _digest(sorted(
+        operations(body, ignored_scope, arguments).items()))

@@ -167,8 +167,7 @@ class TPUBackend:
         for feature, gradient, shape in zip(
                 self._spec.features, gradients, self._gradient_shapes()):
             if gradient is None:
-                checked.append(gradient_checks.zero_gradient(feature, shape))
-                continue
+                gradient = gradient_checks.zero_gradient(feature, shape)
             gradient = gradient_checks.read_gradient(
                 feature, gradient, tf.TensorShape(shape))
             # One whose static shape was lost gets it back.
