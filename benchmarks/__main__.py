@@ -22,6 +22,10 @@ _ROUNDS = flags.DEFINE_integer(
 _JSON = flags.DEFINE_string(
     "json", None, "A file that gets the medians, in milliseconds.")
 
+_DISTRIBUTIONS = flags.DEFINE_multi_enum(
+    "distributions", workloads.DISTRIBUTIONS, workloads.DISTRIBUTIONS,
+    "How ids are drawn.")
+
 _BENCHMARKS = {"embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
                "sharded_embedding": sharded_embedding.report,
@@ -40,7 +44,7 @@ def main(argv: list[str]) -> None:
         f"{platform.machine()}; medians of {_ROUNDS.value} interleaved rounds")
     medians = {}
     for name in names:
-        for distribution in workloads.DISTRIBUTIONS:
+        for distribution in _DISTRIBUTIONS.value:
             table, medians[f"{name}/{distribution}"] = _BENCHMARKS[name](
                 distribution, _ROUNDS.value)
             console.print(table)

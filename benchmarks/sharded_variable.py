@@ -10,6 +10,9 @@ A table of 1 M rows x 64 float32. Contestants of one round see the same ids:
 Routing is `LayoutMap>RouteIds` beside div, mod and `dynamic_partition`. The
 last lines look 100 ids up in a table of 1 GiB, eagerly: time, and how much
 memory that takes at its peak.
+
+`--num_shards`, `--num_ids` and `--verbs` (all repeatable) measure a part of
+it, without those last lines.
 """
 
 from collections.abc import Callable
@@ -18,6 +21,7 @@ import numpy as np
 import rich.box
 import rich.table
 import tensorflow as tf
+from absl import flags
 
 import tf_layoutmap as tlm
 from benchmarks import peak_memory, timing, workloads
@@ -27,7 +31,15 @@ NUM_ROWS = 1_000_000
 DIM = 64
 NUM_SHARDS = (4, 16, 64)
 NUM_IDS = (128, 10_000, 100_000)
+VERBS = ("gather", "scatter_add", "scatter_update", "route")
 BIG_ROWS = 1 << 22  # x 64 float32: 1 GiB
+
+_NUM_SHARDS = flags.DEFINE_multi_integer(
+    "num_shards", NUM_SHARDS, "Numbers of shards to measure.")
+_NUM_IDS = flags.DEFINE_multi_integer(
+    "num_ids", NUM_IDS, "Numbers of ids to measure.")
+_VERBS = flags.DEFINE_multi_enum(
+    "verbs", VERBS, VERBS, "What to do with the ids.")
 
 
 def _contestants(num_shards: int) -> dict[str, Callable]:
@@ -63,7 +75,7 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
                 tf.dynamic_partition(
                     tf.range(tf.size(ids)), owners, num_shards))
 
-    return {
+    contestants = {
         "tlm.gather": tf.function(lambda ids, rows: tf.gather(ours, ids)),
         "one.gather": tf.function(lambda ids, rows: tf.gather(one, ids)),
         "tf.gather": tf.function(
@@ -74,25 +86,27 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
         "tlm.route": tf.function(route_by_op),
         "tf.route": tf.function(route_by_stock_ops),
     }
+    return {name: run for name, run in contestants.items()
+            if name.split(".")[1] in _VERBS.value}
 
 
 def measure(distribution: str, rounds: int) -> dict[str, float]:
     """Median milliseconds by `<shards>/<ids>/<contestant>.<operation>`."""
     rng = np.random.default_rng(7)
     medians = {}
-    for num_shards in NUM_SHARDS:
+    for num_shards in _NUM_SHARDS.value:
         contestants = _contestants(num_shards)
-        for num_ids in NUM_IDS:
+        for num_ids in _NUM_IDS.value:
             batches = [tf.constant(workloads.draw_ids(
                 rng, distribution, num_ids, NUM_ROWS)) for _ in range(4)]
             rows = tf.ones([num_ids, DIM])
 
             def on(run, batches=batches, rows=rows):
-                # Wait for it: functions return before they are done.
-                # One result is enough to wait for: a function is done as a
-                # whole.
-                return lambda i: tf.nest.flatten(
-                    run(batches[i % len(batches)], rows))[-1].numpy()
+                # Wait for it, and copy nothing: `numpy()` would add the same
+                # to all contestants. One result is enough to wait for: a
+                # function is done as a whole.
+                return lambda i: memoryview(tf.nest.flatten(
+                    run(batches[i % len(batches)], rows))[-1])
 
             times = timing.interleave(
                 {name: on(run) for name, run in contestants.items()}, rounds)
@@ -124,8 +138,10 @@ def measure_big(rounds: int) -> dict[str, float]:
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Measures, and puts medians and ratios side by side."""
     # First, while no memory was freed that TensorFlow would take again.
+    is_whole = (_NUM_SHARDS.value, _NUM_IDS.value, _VERBS.value) == tuple(
+        map(list, (NUM_SHARDS, NUM_IDS, VERBS)))
     is_first = distribution == workloads.DISTRIBUTIONS[0]
-    big = measure_big(rounds) if is_first else {}
+    big = measure_big(rounds) if is_whole and is_first else {}
     medians = measure(distribution, rounds)
     table = rich.table.Table(
         title=f"{NUM_ROWS:,} x {DIM} float32, {distribution} ids, ms",
@@ -133,9 +149,9 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     for column in ("shards", "ids", "", "tlm", "one", "TF", "tlm / one",
                    "TF / tlm"):
         table.add_column(column, justify="right", no_wrap=True)
-    for num_shards in NUM_SHARDS:
-        for num_ids in NUM_IDS:
-            for what in ("gather", "scatter_add", "scatter_update", "route"):
+    for num_shards in _NUM_SHARDS.value:
+        for num_ids in _NUM_IDS.value:
+            for what in _VERBS.value:
                 ours, one, theirs = (
                     medians.get(f"{num_shards}/{num_ids}/{name}.{what}")
                     for name in ("tlm", "one", "tf"))

@@ -4,6 +4,7 @@
 #define TF_LAYOUTMAP_CORE_LOOKUP_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cc/core/parallel_for.h"
 #include "cc/core/row_partition.h"
@@ -22,6 +23,17 @@ struct ShardedView {
   T* row(int64_t global_row) const {
     const RowOwner owner = partition->Locate(global_row);
     return shards[owner.shard] + owner.local_row * dim;
+  }
+
+  // Calls `work(row_of)`, where row_of(r) is `row(r)`: for loops.
+  template <typename Work>
+  void WithRow(const Work& work) const {
+    partition->WithLocate([&](auto locate) {
+      work([locate, shards = shards.data(), dim = dim](int64_t global_row) {
+        const RowOwner owner = locate(global_row);
+        return shards[owner.shard] + owner.local_row * dim;
+      });
+    });
   }
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/core/check_ids.h"
 #include "cc/core/unique_rows.h"
 
 namespace layoutmap {
@@ -13,17 +14,8 @@ namespace {
 // Where the chunks are cut does not show: slots go by shard, then by chunk,
 // then by place in the chunk, which is the order of ids.
 constexpr int64_t kMaxChunks = 16;
-constexpr int64_t kIdsPerChunk = 8192;
+constexpr int64_t kIdsPerChunk = 2048;
 constexpr int64_t kNanosPerId = 4;
-
-template <typename Tid>
-Status OutsideTable(Span<const Tid> ids, int64_t num_rows) {
-  int64_t i = 0;
-  while (ids[i] >= 0 && static_cast<int64_t>(ids[i]) < num_rows) ++i;
-  return InvalidArgument(
-      "ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) +
-      " is outside the table with " + std::to_string(num_rows) + " rows");
-}
 
 template <typename Tid>
 RouteView<Tid> MakeRoom(int64_t num_slots, int64_t num_shards,
@@ -62,7 +54,7 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
                            std::to_string(n));
   }
   const int64_t num_shards = partition.num_shards();
-  const uint64_t num_rows = static_cast<uint64_t>(partition.num_rows());
+  const int64_t num_rows = partition.num_rows();
   const int64_t num_chunks =
       std::clamp<int64_t>(n / kIdsPerChunk, 1, kMaxChunks);
   auto chunk_begin = [&](int64_t chunk) { return n * chunk / num_chunks; };
@@ -86,7 +78,7 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
                  int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = ids[i];
-      if (static_cast<uint64_t>(row) >= num_rows) {
+      if (IsOutside(row, num_rows)) {
         bad[chunk] = 1;
         return;
       }
@@ -94,7 +86,7 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
     }
   });
   if (std::find(bad.begin(), bad.end(), 1) != bad.end()) {
-    return OutsideTable(ids, partition.num_rows());
+    return CheckIds(ids, num_rows);
   }
   int32_t slot = 0;
   for (int64_t s = 0; s < num_shards; ++s) {
@@ -127,16 +119,11 @@ Status RouteIds(const RowPartition& partition, Span<const Tid> ids, bool unique,
     return RouteEachId(partition, ids, SerialFor,
                        MakeRoom(ids.size(), partition.num_shards(), route));
   }
-  const uint64_t num_rows = static_cast<uint64_t>(partition.num_rows());
-  for (Tid id : ids) {
-    if (static_cast<uint64_t>(static_cast<int64_t>(id)) >= num_rows) {
-      return OutsideTable(ids, partition.num_rows());
-    }
-  }
+  LM_RETURN_IF_ERROR(CheckIds(ids, partition.num_rows()));
   const std::vector<uint32_t> rows(ids.begin(), ids.end());
   const Span<const uint32_t> segment(rows);
-  const UniqueRows distinct =
-      FindUniqueRows(Span<const Span<const uint32_t>>(&segment, 1), num_rows);
+  const UniqueRows distinct = FindUniqueRows(
+      Span<const Span<const uint32_t>>(&segment, 1), partition.num_rows());
   const std::vector<Tid> distinct_ids(distinct.rows.begin(),
                                       distinct.rows.end());
   LM_RETURN_IF_ERROR(RouteEachId<Tid>(

@@ -133,7 +133,7 @@ TEST(RouteTest, OneBadIdAmongManyIsFoundByItsPlace) {
   EXPECT_EQ(
       RouteIds<int64_t>(partition, Span<const int64_t>(ids), false, &route)
           .message(),
-      "ids[41234] = 100 is outside the table with 100 rows");
+      "Id 100 (ids[41234]) is outside the table with 100 rows");
 }
 
 TEST(RouteTest, ReachesTheLastRowOfTheLargestTable) {
@@ -158,8 +158,9 @@ TEST(RouteTest, RefusesTheWholeCallForOneIdOutside) {
       const Status status = RouteIds<int64_t>(
           partition, Span<const int64_t>(ids), unique, &route);
       EXPECT_EQ(status.code(), Code::kInvalidArgument);
-      EXPECT_EQ(status.message(), "ids[1] = " + std::to_string(id) +
-                                      " is outside the table with 5 rows");
+      EXPECT_EQ(status.message(),
+                "Id " + std::to_string(id) +
+                    " (ids[1]) is outside the table with 5 rows");
     }
   }
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cc/core/check_ids.h"
+
 namespace layoutmap {
 namespace {
 
@@ -95,23 +97,15 @@ template <typename Tid>
 Status AssignPartition(const RowPartition& partition, Span<const Tid> ids,
                        Span<int32_t> shards, Span<Tid> local_rows) {
   assert(shards.size() == ids.size() && local_rows.size() == ids.size());
-  Status status;
+  LM_RETURN_IF_ERROR(CheckIds(ids, partition.num_rows()));
   partition.WithLocate([&](auto locate) {
     for (int64_t i = 0; i < ids.size(); ++i) {
-      const int64_t row = ids[i];
-      if (row < 0 || row >= partition.num_rows()) {
-        status = InvalidArgument(
-            "ids[" + std::to_string(i) + "] = " + std::to_string(row) +
-            " is outside the table with " +
-            std::to_string(partition.num_rows()) + " rows");
-        return;
-      }
-      const RowOwner owner = locate(row);
+      const RowOwner owner = locate(ids[i]);
       shards[i] = owner.shard;
       local_rows[i] = static_cast<Tid>(owner.local_row);
     }
   });
-  return status;
+  return Status();
 }
 
 template Status AssignPartition<int32_t>(const RowPartition&,

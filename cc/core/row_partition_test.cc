@@ -176,8 +176,8 @@ void ExpectRefusedId(Tid id) {
   const Status status =
       AssignPartition<Tid>(partition, ids, shards, local_rows);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
-  EXPECT_EQ(status.message(), "ids[2] = " + std::to_string(id) +
-                                  " is outside the table with 5 rows");
+  EXPECT_EQ(status.message(), "Id " + std::to_string(id) +
+                                  " (ids[2]) is outside the table with 5 rows");
 }
 
 TEST(AssignPartitionTest, RefusesIdsOutsideTheTable) {

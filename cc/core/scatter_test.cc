@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "cc/core/check_ids.h"
 #include "cc/core/gather.h"
 #include "cc/core/parallel_for_test.h"
 #include "cc/core/table_test.h"

@@ -1,10 +1,17 @@
 #include "cc/kernels/kernel_util.h"
 
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "tensorflow/core/platform/errors.h"
-#include "tensorflow/core/util/work_sharder.h"
+#include "tensorflow/core/platform/threadpool.h"
 
 namespace layoutmap {
 
@@ -32,12 +39,85 @@ void Kernel::Compute(tensorflow::OpKernelContext* ctx) {
   }
 }
 
+namespace {
+
+// A loop in blocks: whoever has time takes the next one. So the caller never
+// waits for a thread to wake up, as it does where each thread has its share:
+// when all blocks are taken, only for those that somebody is at.
+class SharedLoop {
+ public:
+  SharedLoop(int64_t total, int64_t num_blocks,
+             const std::function<void(int64_t, int64_t)>& work)
+      : total_(total), num_blocks_(num_blocks), work_(work) {}
+
+  // Also after `Wait` has returned: there is nothing to take then.
+  void TakeBlocks() {
+    while (true) {
+      const int64_t block = next_.fetch_add(1, std::memory_order_relaxed);
+      if (block >= num_blocks_) return;
+      try {
+        work_(total_ * block / num_blocks_, total_ * (block + 1) / num_blocks_);
+      } catch (...) {
+        if (!has_failed_.exchange(true)) error_ = std::current_exception();
+      }
+      if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 ==
+          num_blocks_) {
+        // Under the mutex, or it may happen just before the caller waits.
+        std::lock_guard<std::mutex> lock(mutex_);
+        all_done_.notify_one();
+      }
+    }
+  }
+
+  // Until all blocks are done; throws what one of them threw.
+  void Wait() {
+    // The others are at their last blocks: about as short as falling asleep.
+    for (int i = 0; i < 100 && !IsDone(); ++i) std::this_thread::yield();
+    std::unique_lock<std::mutex> lock(mutex_);
+    all_done_.wait(lock, [this] { return IsDone(); });
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  bool IsDone() const {
+    return num_done_.load(std::memory_order_acquire) == num_blocks_;
+  }
+
+  const int64_t total_;
+  const int64_t num_blocks_;
+  const std::function<void(int64_t, int64_t)>& work_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<int64_t> num_done_{0};
+  std::atomic<bool> has_failed_{false};
+  std::exception_ptr error_;
+  std::mutex mutex_;
+  std::condition_variable all_done_;
+};
+
+}  // namespace
+
 ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx) {
   const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
   return [workers](int64_t total, int64_t cost,
                    const std::function<void(int64_t, int64_t)>& work) {
-    tensorflow::Shard(workers->num_threads, workers->workers, total, cost,
-                      work);
+    constexpr double kNanosPerBlock = 15e3;
+    constexpr int64_t kBlocksPerThread = 8;
+    const int64_t num_threads = workers->num_threads;
+    const double wanted =
+        static_cast<double>(total) * static_cast<double>(cost) / kNanosPerBlock;
+    const int64_t num_blocks =
+        std::min({total, kBlocksPerThread * num_threads,
+                  static_cast<int64_t>(std::min<double>(wanted, 1 << 20))});
+    if (num_threads == 1 || num_blocks <= 1) {
+      if (total > 0) work(0, total);
+      return;
+    }
+    auto loop = std::make_shared<SharedLoop>(total, num_blocks, work);
+    for (int64_t i = 1; i < std::min(num_threads, num_blocks); ++i) {
+      workers->workers->Schedule([loop] { loop->TakeBlocks(); });
+    }
+    loop->TakeBlocks();
+    loop->Wait();
   };
 }
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cc/core/apply.h"
-#include "cc/core/gather.h"
+#include "cc/core/check_ids.h"
 #include "cc/core/unique_rows.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"

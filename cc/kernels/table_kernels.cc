@@ -4,6 +4,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "cc/core/check_ids.h"
 #include "cc/core/gather.h"
 #include "cc/core/scatter.h"
 #include "cc/kernels/kernel_util.h"
@@ -181,17 +182,17 @@ class ScatterRowsOp : public TableOp {
     // One value for all columns of all rows, or one for each.
     auto scatter_each = [&](auto combine) {
       if (broadcast) {
-        scatter([&](T* row, const T* value) {
+        scatter([=](T* row, const T* value) {
           for (int64_t c = 0; c < dim; ++c) row[c] = combine(row[c], *value);
         });
       } else {
-        scatter([&](T* __restrict row, const T* __restrict value) {
+        scatter([=](T* __restrict row, const T* __restrict value) {
           for (int64_t c = 0; c < dim; ++c) row[c] = combine(row[c], value[c]);
         });
       }
     };
     if (verb_ == "update") {
-      return scatter([&](T* row, const T* value) {
+      return scatter([=](T* row, const T* value) {
         if (broadcast) {
           std::fill_n(row, dim, *value);
         } else {

@@ -119,7 +119,7 @@ def bad_ids(num_rows, dtype):
 @pytest.mark.parametrize("unique", [False, True])
 def test_ids_outside_the_table_are_refused_by_place(dtype, unique):
     for ids in bad_ids(5, dtype):
-        words = rf"ids\[1\] = {ids[1]} is outside the table with 5 rows"
+        words = rf"Id {ids[1]} \(ids\[1\]\) is outside the table with 5 rows"
         with pytest.raises(InvalidArgument, match=words):
             _ops.route_ids(ids, [0, 3, 5], placement="div", unique=unique)
         with pytest.raises(InvalidArgument, match=words):

@@ -19,10 +19,13 @@ namespace {
 
 constexpr int64_t kFloatsPerLine = 16;
 
+// Into the second-level cache; cc/core/row_queue.h says why.
+constexpr int kSecondLevel = 2;
+
 template <int kForWrite>
 inline void PrefetchColumns(const float* row, int64_t columns) {
   for (int64_t c = 0; c < columns; c += kFloatsPerLine) {
-    __builtin_prefetch(row + c, kForWrite);
+    __builtin_prefetch(row + c, kForWrite, kSecondLevel);
   }
 }
 
