@@ -7,8 +7,10 @@ A table of 1 M rows x 64 float32. Contestants of one round see the same ids:
 * `tf`: TensorFlow's own `ShardedVariable` on as many shards. Its lookup is
   `tf.nn.embedding_lookup`, because its `tf.gather` returns other rows.
 
-Routing is `LayoutMap>RouteIds` beside div, mod and `dynamic_partition`. The
-last lines look 100 ids up in a table of 1 GiB, eagerly: time, and how much
+Routing is `LayoutMap>RouteIds` beside div, mod and `dynamic_partition`. An
+empty `tf.function` is timed as well: the last column compares what is left of
+the times without it, because of a small call it is the larger part. The last
+lines look 100 ids up in a table of 1 GiB, eagerly: time, and how much
 memory that takes at its peak.
 
 `--num_shards`, `--num_ids` and `--verbs` (all repeatable) measure a part of
@@ -87,7 +89,8 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
         "tf.route": tf.function(route_by_stock_ops),
     }
     return {name: run for name, run in contestants.items()
-            if name.split(".")[1] in _VERBS.value}
+            if name.split(".")[1] in _VERBS.value} | {
+                "one.call": tf.function(lambda ids, rows: tf.constant(0))}
 
 
 def measure(distribution: str, rounds: int) -> dict[str, float]:
@@ -147,10 +150,13 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         title=f"{NUM_ROWS:,} x {DIM} float32, {distribution} ids, ms",
         box=rich.box.SIMPLE)
     for column in ("shards", "ids", "", "tlm", "one", "TF", "tlm / one",
-                   "TF / tlm"):
+                   "TF / tlm", "without call"):
         table.add_column(column, justify="right", no_wrap=True)
     for num_shards in _NUM_SHARDS.value:
         for num_ids in _NUM_IDS.value:
+            call = medians[f"{num_shards}/{num_ids}/one.call"]
+            table.add_row(str(num_shards), f"{num_ids:,}", "empty call", "",
+                          f"{call:.2f}", "", "", "", "")
             for what in _VERBS.value:
                 ours, one, theirs = (
                     medians.get(f"{num_shards}/{num_ids}/{name}.{what}")
@@ -159,14 +165,15 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
                     str(num_shards), f"{num_ids:,}", what, f"{ours:.2f}",
                     "" if one is None else f"{one:.2f}", f"{theirs:.2f}",
                     "" if one is None else f"{ours / one:.2f}",
-                    f"{theirs / ours:.1f}")
+                    f"{theirs / ours:.1f}",
+                    f"{(theirs - call) / (ours - call):.1f}")
     if big:
         table.add_section()
         table.add_row("16", "100", "eager, 1 GiB", f"{big['big.tlm']:.2f}",
                       "", f"{big['big.tf']:.2f}", "",
-                      f"{big['big.tf'] / big['big.tlm']:.0f}")
+                      f"{big['big.tf'] / big['big.tlm']:.0f}", "")
     if "big.tlm.extra_mib" in big:
         table.add_row("16", "100", "its extra MiB",
                       f"{big['big.tlm.extra_mib']:.0f}", "",
-                      f"{big['big.tf.extra_mib']:.0f}", "", "")
+                      f"{big['big.tf.extra_mib']:.0f}", "", "", "")
     return table, medians | big

@@ -14,6 +14,8 @@ namespace py = pybind11;
 namespace {
 
 constexpr int64_t kAhead = 16;
+// The cache that rows are fetched into, as everywhere here.
+constexpr int kSecondLevel = 2;
 constexpr int64_t kFloatsPerLine = 16;
 
 using Rows = py::array_t<int64_t, py::array::c_style>;
@@ -41,7 +43,7 @@ class Roof {
         const float* ahead =
             &table_[row[std::min(i + kAhead, count - 1)] * dim_];
         for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-          __builtin_prefetch(ahead + c);
+          __builtin_prefetch(ahead + c, 0, kSecondLevel);
         }
         const float* values = &table_[row[i] * dim_];
         for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
@@ -64,8 +66,8 @@ class Roof {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t ahead = row[std::min(i + kAhead, count - 1)] * dim_;
         for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-          __builtin_prefetch(&table_[ahead + c], 1);
-          __builtin_prefetch(&slot_[ahead + c], 1);
+          __builtin_prefetch(&table_[ahead + c], 1, kSecondLevel);
+          __builtin_prefetch(&slot_[ahead + c], 1, kSecondLevel);
         }
         float* values = &table_[row[i] * dim_];
         float* slots = &slot_[row[i] * dim_];
