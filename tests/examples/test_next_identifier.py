@@ -2,20 +2,12 @@
 
 import re
 import shutil
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "next_identifier.py"
-
-
-def start(*arguments):
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, check=False)
+PROGRAM = "next_identifier.py"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +26,7 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def first_run(sources, model_dir):
+def first_run(start, sources, model_dir):
     ended = start(f"--data={sources}", f"--model_dir={model_dir}",
                   "--steps=60", "--save_every=25", "--batch_size=256")
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -74,7 +66,7 @@ def test_a_person_sees_the_plan_and_what_it_took(first_run):
 
 @pytest.mark.slow
 def test_started_again_it_goes_on_from_the_newest_checkpoint(
-        first_run, sources, model_dir):
+        start, first_run, sources, model_dir):
     assert "A new model" in first_run
     again = start(f"--data={sources}", f"--model_dir={model_dir}",
                   "--steps=60", "--batch_size=256")
@@ -86,7 +78,7 @@ def test_started_again_it_goes_on_from_the_newest_checkpoint(
 
 @pytest.mark.slow
 def test_with_its_tower_on_a_mesh_it_learns_as_much(
-        first_run, sources, tmp_path):
+        start, first_run, sources, tmp_path):
     arguments = (f"--data={sources}", f"--model_dir={tmp_path}",
                  "--steps=60", "--batch_size=256")
     ended = start(*arguments, "--mesh=2x2")
@@ -106,14 +98,15 @@ def test_with_its_tower_on_a_mesh_it_learns_as_much(
         for name, both in figures.items()}
 
 
-def test_a_mesh_that_is_none_is_refused():
+def test_a_mesh_that_is_none_is_refused(start):
     ended = start("--mesh=two")
     assert ended.returncode != 0
     assert "must look like 2x2" in ended.stderr
 
 
 @pytest.mark.slow
-def test_a_folder_of_another_model_is_refused(first_run, sources, model_dir):
+def test_a_folder_of_another_model_is_refused(
+        start, first_run, sources, model_dir):
     ended = start(f"--data={sources / 'email'}", f"--model_dir={model_dir}",
                   "--steps=1", "--batch_size=64")
     assert ended.returncode == 2
@@ -122,7 +115,7 @@ def test_a_folder_of_another_model_is_refused(first_run, sources, model_dir):
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(
-        first_run, sources, model_dir, tmp_path):
+        start, first_run, sources, model_dir, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     state = damaged / "checkpoints" / "checkpoint"
@@ -139,7 +132,7 @@ def test_a_damaged_checkpoint_is_refused(
     ("missing", "which is not there"),
     ("empty", "at least one readable Python file"),
 ])
-def test_data_that_cannot_be_used_is_refused(tmp_path, source, message):
+def test_data_that_cannot_be_used_is_refused(start, tmp_path, source, message):
     (tmp_path / "empty").mkdir()
     ended = start(f"--data={tmp_path / source}")
     assert ended.returncode == 2
@@ -148,7 +141,7 @@ def test_data_that_cannot_be_used_is_refused(tmp_path, source, message):
 
 
 @pytest.mark.slow
-def test_too_little_to_learn_from_is_refused(tmp_path):
+def test_too_little_to_learn_from_is_refused(start, tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("x = x\n")
     ended = start(f"--data={tmp_path}")

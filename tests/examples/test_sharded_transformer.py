@@ -2,25 +2,17 @@
 
 import re
 import shutil
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "sharded_transformer.py"
+PROGRAM = "sharded_transformer.py"
 SMALL = ("--steps=160", "--dim=32", "--heads=2", "--blocks=1",
          "--context=32", "--batch_size=64", "--windows=64", "--sample=20")
 
 
-def start(*arguments):
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, check=False)
-
-
-def run(sources, model_dir, *arguments):
+def run(start, sources, model_dir, *arguments):
     ended = start(f"--data={sources}", f"--model_dir={model_dir}", *SMALL,
                   *arguments)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -43,8 +35,8 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def first_run(sources, model_dir):
-    return run(sources, model_dir, "--epochs=2")
+def first_run(start, sources, model_dir):
+    return run(start, sources, model_dir, "--epochs=2")
 
 
 def losses_of(printed):
@@ -81,10 +73,10 @@ def test_a_person_sees_layouts_and_bytes(first_run):
 
 @pytest.mark.slow
 def test_interrupted_and_started_again_it_ends_where_it_would_have(
-        first_run, sources, tmp_path):
+        start, first_run, sources, tmp_path):
     assert "A new model" in first_run
-    run(sources, tmp_path, "--epochs=1")
-    again = run(sources, tmp_path, "--epochs=2")
+    run(start, sources, tmp_path, "--epochs=1")
+    again = run(start, sources, tmp_path, "--epochs=2")
     assert "epoch-0001.keras, step 160" in " ".join(again.split())
     # What was saved is exact; sums over devices may differ in the last bit.
     assert losses_of(again)["the model"] == pytest.approx(
@@ -92,15 +84,15 @@ def test_interrupted_and_started_again_it_ends_where_it_would_have(
 
 
 @pytest.mark.slow
-def test_the_saved_model_goes_on_any_mesh(first_run, sources, model_dir):
-    again = run(sources, model_dir, "--epochs=2", "--mesh=1x1")
+def test_the_saved_model_goes_on_any_mesh(start, first_run, sources, model_dir):
+    again = run(start, sources, model_dir, "--epochs=2", "--mesh=1x1")
     assert "step 320" in again and "Nothing left to train" in again
     assert losses_of(again) == pytest.approx(losses_of(first_run), abs=1e-3)
 
 
 @pytest.mark.slow
 def test_another_model_or_a_damaged_one_is_refused(
-        first_run, sources, model_dir, tmp_path):
+        start, first_run, sources, model_dir, tmp_path):
     small = (f"--data={sources}", *SMALL)
     ended = start(*small, f"--model_dir={model_dir}", "--dim=64")
     assert ended.returncode == 2
@@ -119,7 +111,7 @@ def test_another_model_or_a_damaged_one_is_refused(
     ("--mesh=2by2", "must look like 2x2"),
     ("--heads=3", "--heads must be a multiple of 2"),
 ])
-def test_a_wrong_flag_is_answered_at_once(wrong, words):
+def test_a_wrong_flag_is_answered_at_once(start, wrong, words):
     ended = start(wrong)
     assert ended.returncode != 0
     assert words in ended.stderr

@@ -1,0 +1,186 @@
+"""The Criteo format: a click per line, its facts between tabs.
+
+A line of `train.txt` has 40 fields: the label (1 for a click), 13 integers
+and 26 categorical values of 8 hexadecimal digits. Any fact may be blank.
+`test.txt` has the 39 facts only. Lines are in the order of time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from completion.corpus import DataError
+
+NUM_NUMBERS = 13
+CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
+NUM_FACTS = NUM_NUMBERS + len(CATEGORIES)
+# For values that training has not seen often enough to tell them apart.
+_ROOM = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Clicks:
+    """A file that was looked through.
+
+    Attributes:
+      path: Of the file.
+      num_training: Its first lines, to train on.
+      num_held_out: The lines behind them, to measure on.
+      num_clicks: Of all these.
+      num_blanks: Facts that are blank, of all these lines.
+      num_distinct: Distinct values of each category in training.
+    """
+
+    path: Path
+    num_training: int
+    num_held_out: int
+    num_clicks: int
+    num_blanks: int
+    num_distinct: tuple[int, ...]
+
+    @property
+    def num_lines(self) -> int:
+        """Lines that are read."""
+        return self.num_training + self.num_held_out
+
+    def table_rows(self, max_rows: int) -> list[int]:
+        """Returns the rows of each category's table; row 0 is for blanks."""
+        return [min(max_rows, 1 + _ROOM * distinct)
+                for distinct in self.num_distinct]
+
+
+def look_through(path: Path, max_lines: int) -> Clicks:
+    """Checks the lines that will be read, and counts what is in them.
+
+    Args:
+      path: A file as `train.txt`.
+      max_lines: Lines to read at most.
+
+    Returns:
+      What was counted; the last eighth of the lines is held out.
+
+    Raises:
+      DataError: A line is not of the format; says which and why.
+    """
+    lines = _read_lines(path, max_lines)
+    num_training = len(lines) - len(lines) // 8
+    if len(lines) < 16:
+        raise DataError(
+            f"--data must have at least 16 lines. Received: {path} with "
+            f"{len(lines)}.")
+    seen = [set() for _ in CATEGORIES]
+    num_clicks = num_blanks = 0
+    for number, line in enumerate(lines):
+        label, *facts = line.split(b"\t")
+        if len(facts) != NUM_FACTS or label not in (b"0", b"1"):
+            raise DataError(
+                f"Each line of --data must have a label, 0 or 1, and "
+                f"{NUM_FACTS} facts between tabs. Received: label "
+                f"{label.decode(errors='replace')[:20]!r} and {len(facts)} "
+                f"facts ({path}, line {number + 1}).")
+        for fact in facts[:NUM_NUMBERS]:
+            if fact and not fact.removeprefix(b"-").isdigit():
+                raise DataError(
+                    f"The first {NUM_NUMBERS} facts of a line must be "
+                    "integers or blank. Received: "
+                    f"{fact.decode(errors='replace')[:20]!r} ({path}, line "
+                    f"{number + 1}).")
+        num_clicks += label == b"1"
+        num_blanks += facts.count(b"")
+        if number < num_training:
+            for values, fact in zip(seen, facts[NUM_NUMBERS:]):
+                values.add(fact)
+    return Clicks(path, num_training, len(lines) - num_training, num_clicks,
+                  num_blanks, tuple(len(values) for values in seen))
+
+
+def training_batches(clicks: Clicks, rows: list[int], batch_size: int, *,
+                     first_epoch: int, epochs: int, seed: int,
+                     ) -> tf.data.Dataset:
+    """Returns batches of features and labels, epoch after epoch.
+
+    An epoch's order depends on its number: a run that goes on sees what it
+    would have seen without a stop. Lines that fill no batch are left out.
+    """
+    lines = tf.data.TextLineDataset(str(clicks.path)).take(
+        clicks.num_training)
+
+    def epoch(number):
+        return lines.shuffle(1 << 15, seed=seed + number).batch(
+            batch_size, drop_remainder=True)
+
+    batches = tf.data.Dataset.range(first_epoch, epochs).flat_map(epoch).map(
+        lambda batch: read_lines(batch, rows), num_parallel_calls=2)
+    return _counted(
+        batches, (epochs - first_epoch) * (clicks.num_training // batch_size))
+
+
+def held_out_batches(clicks: Clicks, rows: list[int], batch_size: int,
+                     ) -> tf.data.Dataset:
+    """Returns batches of the held-out lines, in their order."""
+    lines = tf.data.TextLineDataset(str(clicks.path)).skip(
+        clicks.num_training).take(clicks.num_held_out)
+    batches = lines.batch(batch_size).map(
+        lambda batch: read_lines(batch, rows), num_parallel_calls=2)
+    return _counted(batches, -(-clicks.num_held_out // batch_size))
+
+
+def read_lines(lines: tf.Tensor, rows: list[int]):
+    """Returns features and labels of lines as in `train.txt`."""
+    label, *facts = _split(lines, [[0]] + _BLANKS)
+    return _features(facts, rows), tf.cast(label, tf.float32)[:, tf.newaxis]
+
+
+def read_facts(lines: tf.Tensor, rows: list[int]) -> dict[str, tf.Tensor]:
+    """Returns features of lines as in `test.txt`, by stock operations.
+
+    Args:
+      lines: `[num_lines]` strings.
+      rows: Of each category's table.
+
+    Returns:
+      `numbers`, `[num_lines, 13]` float32, and for each category its row,
+      `[num_lines]` int64.
+    """
+    return _features(_split(lines, _BLANKS), rows)
+
+
+_BLANKS = ([np.zeros([1], np.int64)] * NUM_NUMBERS
+           + [[""]] * len(CATEGORIES))
+
+
+def _split(lines, defaults):
+    return tf.io.decode_csv(
+        lines, defaults, field_delim="\t", use_quote_delim=False)
+
+
+def _counted(batches, num_batches):
+    # Keras warns at the end of what it does not know the length of.
+    return batches.apply(tf.data.experimental.assert_cardinality(
+        num_batches)).prefetch(4)
+
+
+def _features(facts, rows):
+    numbers = tf.cast(tf.stack(facts[:NUM_NUMBERS], axis=1), tf.float32)
+    # Counts over many magnitudes; a few are negative, which says "none" too.
+    features = {"numbers": tf.math.log1p(tf.maximum(numbers, 0))}
+    for name, values, num_rows in zip(
+            CATEGORIES, facts[NUM_NUMBERS:], rows, strict=True):
+        features[name] = tf.where(
+            values == "", tf.constant(0, tf.int64),
+            1 + tf.strings.to_hash_bucket_fast(values, num_rows - 1))
+    return features
+
+
+def _read_lines(path, max_lines):
+    try:
+        with path.open("rb") as file:
+            return [line.rstrip(b"\r\n")
+                    for line, _ in zip(file, range(max_lines))]
+    except OSError as error:
+        raise DataError(
+            f"--data must be a file that can be read. Received: {path} "
+            f"({error.strerror}).") from error

@@ -1,0 +1,83 @@
+"""DLRM (Naumov et al., 2019, arXiv:1906.00091) in Keras, over our tables.
+
+Numbers pass a small tower and become one more row; all pairs of rows are
+multiplied; a second tower makes the chance of a click out of the products.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from clicks.criteo import CATEGORIES, NUM_NUMBERS
+from clicks.settings import Settings
+
+# Imported by name: so Keras knows the layer when it loads a model.
+from tf_layoutmap.layers import TPUEmbedding
+
+TABLES = "tables"
+
+
+@keras.saving.register_keras_serializable("clicks")
+class Products(keras.layers.Layer):
+    """The dot product of each pair of rows: `[B, rows, dim] -> [B, pairs]`."""
+
+    def call(self, rows):
+        """Returns the products below the diagonal."""
+        products = keras.ops.matmul(rows, keras.ops.transpose(rows, [0, 2, 1]))
+        num_rows = rows.shape[1]
+        below = np.ravel_multi_index(
+            np.tril_indices(num_rows, -1), (num_rows, num_rows))
+        flat = keras.ops.reshape(products, [-1, num_rows * num_rows])
+        return keras.ops.take(flat, below, axis=1)
+
+
+def build_model(table_rows: list[int], settings: Settings) -> keras.Model:
+    """Returns the compiled model.
+
+    Args:
+      table_rows: Rows of each category's table.
+      settings: Of the run.
+
+    Returns:
+      A model from what `criteo.read_facts` gives to a logit, `[B, 1]`.
+    """
+    keras.utils.set_random_seed(settings.seed)
+    tpu = tf.tpu.experimental.embedding
+    features = {
+        name: tpu.FeatureConfig(tpu.TableConfig(
+            num_rows, settings.dim, keras.initializers.RandomNormal(
+                stddev=settings.dim ** -0.5 / 2,
+                seed=settings.seed + number),
+            combiner="sum", name=name))
+        for number, (name, num_rows) in enumerate(
+            zip(CATEGORIES, table_rows, strict=True))}
+    tables = TPUEmbedding(
+        features, tpu.Adagrad(settings.table_rate), name=TABLES)
+
+    numbers = keras.Input([NUM_NUMBERS], name="numbers")
+    categories = {name: keras.Input([], dtype="int64", name=name)
+                  for name in CATEGORIES}
+    found = tables(categories)
+    dense = numbers
+    for width in (64, settings.dim):
+        dense = keras.layers.Dense(width, "relu")(dense)
+    rows = keras.ops.stack(
+        [dense, *(found[name] for name in CATEGORIES)], axis=1)
+    top = keras.layers.Concatenate()([dense, Products()(rows)])
+    for width in (128, 64):
+        top = keras.layers.Dense(width, "relu")(top)
+    model = keras.Model({"numbers": numbers, **categories},
+                        keras.layers.Dense(1, name="logit")(top))
+    model.compile(
+        keras.optimizers.Adam(settings.rate),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=[keras.metrics.AUC(from_logits=True, name="auc")])
+    return model
+
+
+def chances_of(model: keras.Model, batches: tf.data.Dataset) -> np.ndarray:
+    """Returns the chance of a click in each line."""
+    logits = model.predict(batches, verbose=0)[:, 0].astype(np.float64)
+    return 1 / (1 + np.exp(-logits))

@@ -1,0 +1,78 @@
+"""`fit`, saved after each epoch and taken up again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+from completion.corpus import DataError
+
+from clicks.criteo import Clicks, held_out_batches, training_batches
+from clicks.model import build_model
+from clicks.settings import Settings
+
+_NAME = "epoch-{epoch:04d}.keras"
+
+
+def newest(folder: Path) -> Path | None:
+    """Returns the newest saved model in `folder`, if there is one."""
+    return max(folder.glob("epoch-*.keras"), default=None)
+
+
+def make_or_load(strategy: tf.distribute.Strategy, settings: Settings,
+                 table_rows: list[int], folder: Path) -> keras.Model:
+    """Returns the newest model, or a new one, compiled.
+
+    What was saved knows of no strategy.
+
+    Raises:
+      DataError: The saved model is damaged.
+    """
+    saved = newest(folder)
+    with strategy.scope():
+        if saved is None:
+            return build_model(table_rows, settings)
+        try:
+            return keras.saving.load_model(saved)
+        # A file cut short fails in zip, JSON or HDF5, each in its own way.
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [repr(error)]
+            raise DataError(
+                f"The saved model {saved} cannot be loaded: {reason[0]} "
+                "Remove it to go on from the one before, or start over with "
+                "--fresh.") from error
+
+
+def train(model: keras.Model, clicks: Clicks, table_rows: list[int],
+          settings: Settings, folder: Path) -> bool:
+    """Trains until all epochs are done, in this run or before.
+
+    Returns:
+      Whether there was anything left to do.
+
+    Raises:
+      DataError: There are too few lines for one step.
+    """
+    steps = clicks.num_training // settings.batch_size
+    if not steps:
+        raise DataError(
+            "--batch_size must be at most the number of training lines, "
+            f"{clicks.num_training:,}. Received: {settings.batch_size:,}.")
+    first_epoch = int(model.optimizer.iterations.numpy()) // steps
+    if first_epoch >= settings.epochs:
+        return False
+    model.fit(
+        training_batches(
+            clicks, table_rows, settings.batch_size, first_epoch=first_epoch,
+            epochs=settings.epochs, seed=settings.seed),
+        epochs=settings.epochs, initial_epoch=first_epoch,
+        steps_per_epoch=steps,
+        validation_data=held_out_batches(
+            clicks, table_rows, settings.batch_size), shuffle=False,
+        # A log is not redrawn; a line an epoch is enough.
+        verbose=1 if sys.stdout.isatty() else 2,
+        callbacks=[keras.callbacks.ModelCheckpoint(folder / _NAME),
+                   keras.callbacks.TerminateOnNaN()])
+    return True

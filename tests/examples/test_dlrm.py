@@ -1,0 +1,97 @@
+"""The whole program, as a person starts it."""
+
+import re
+import shutil
+
+import pytest
+
+PROGRAM = "dlrm.py"
+SMALL = ("--max_lines=16000", "--batch_size=128", "--dim=8")
+
+
+def run(start, model_dir, *arguments):
+    ended = start(f"--model_dir={model_dir}", *SMALL, *arguments)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def first_run(start, model_dir):
+    return run(start, model_dir)
+
+
+def figures_of(printed):
+    """AUC and nats of each row of the comparison."""
+    return {name.strip(): (float(auc), float(nats)) for name, auc, nats in
+            re.findall(r"│ ([a-z ]+?) +│ ([\d.]{6}) │ ([\d.]{6}) │", printed)}
+
+
+@pytest.mark.slow
+def test_the_model_scores_between_counting_and_the_truth(first_run):
+    figures = figures_of(first_run)
+    assert figures["one rate for all"][0] == 0.5
+    assert (0.5 < figures["click rates of values"][0]
+            < figures["the model"][0] < figures["the planted chances"][0])
+    assert "ahead of the click rates." in first_run
+
+
+@pytest.mark.slow
+def test_a_person_is_told_that_the_data_is_made_up(first_run):
+    assert "No --data was given: what follows is made up." in first_run
+    assert re.search(r"26 tables +│.*once, on the host", first_run)
+    assert "Epoch 2/2" in first_run and "val_auc" in first_run
+
+
+@pytest.mark.slow
+def test_the_exported_model_answers_without_this_package(first_run):
+    assert ("A process without tf_layoutmap answered 500 held-out lines "
+            "equally") in " ".join(first_run.split())
+
+
+@pytest.mark.slow
+def test_interrupted_and_started_again_it_ends_where_it_would_have(
+        start, first_run, tmp_path):
+    run(start, tmp_path, "--epochs=1")
+    again = run(start, tmp_path)
+    assert "epoch-0001.keras, step 109" in " ".join(again.split())
+    assert "Epoch 2/2" in again and "Epoch 1/2" not in again
+    assert figures_of(again) == figures_of(first_run)
+
+
+@pytest.mark.slow
+def test_a_file_of_ones_own_is_read_with_two_replicas(
+        start, first_run, model_dir, tmp_path):
+    printed = run(start, tmp_path, f"--data={model_dir / 'generated.txt'}",
+                  "--replicas=2")
+    assert "made up" not in printed and "planted" not in printed
+    assert "in each of 2 replicas" in printed
+    # Towers add up replica by replica, and last bits grow in training.
+    assert figures_of(printed)["the model"] == pytest.approx(
+        figures_of(first_run)["the model"], abs=5e-3)
+
+
+@pytest.mark.slow
+def test_another_or_a_damaged_model_is_refused(
+        start, first_run, model_dir, tmp_path):
+    ended = start(f"--model_dir={model_dir}", *SMALL, "--dim=16")
+    assert ended.returncode == 2
+    assert "--model_dir must be empty or hold the same model" in ended.stderr
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model_dir, damaged)
+    saved = damaged / "epoch-0002.keras"
+    saved.write_bytes(saved.read_bytes()[:1000])
+    ended = start(f"--model_dir={damaged}", *SMALL)
+    assert ended.returncode == 2
+    assert "epoch-0002.keras cannot be loaded" in ended.stderr
+    assert "--fresh" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused(start):
+    ended = start("--batch_size=10", "--replicas=4")
+    assert ended.returncode != 0
+    assert "--batch_size must be a multiple of --replicas" in ended.stderr
