@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_layoutmap.embedding import config, structure
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers import keras_rs_configs
 
 
 class EmbeddingSteps:
@@ -26,12 +27,14 @@ class EmbeddingSteps:
 
         Args:
           layer: Name of the layer, for messages and step names.
-          feature_config: As of `tlm.TPUEmbedding`, like all that follow.
+          feature_config: As of `tlm.TPUEmbedding`, like all that follow; or
+            of keras-rs' configs.
           optimizer: Of tables that bring none.
           partitioner: Cuts tables into shards.
           out_of_range: What becomes of ids that are no row.
         """
         self._layer = layer
+        feature_config = keras_rs_configs.read(feature_config)
         self.feature_config = feature_config
         self.optimizer = optimizer
         self.out_of_range = out_of_range
@@ -46,6 +49,7 @@ class EmbeddingSteps:
 
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns activations by stock ops, outside of any step."""
+        inputs, weights = self._cut(inputs, weights)
         return serving_embedding_lookup(
             inputs, weights, self.embedding.embedding_tables,
             self.feature_config, out_of_range=self.out_of_range)
@@ -67,6 +71,7 @@ class EmbeddingSteps:
             # A step that was never applied, as when a scaled loss overflowed.
             # Replicas run in order, so that none of this step is in yet.
             self.embedding.reset()
+        inputs, weights = self._cut(inputs, weights)
         self.embedding.enqueue(inputs, weights, name=self._layer)
         found = self.embedding.dequeue(name=self._layer)
         flat = self._connect(replica, step, *tf.nest.flatten(found))
@@ -106,6 +111,19 @@ class EmbeddingSteps:
         return [self._output_shape(feature, tuple(value.shape))
                 for feature, value in zip(
                     self.spec.features, tf.nest.flatten(inputs))]
+
+    def _cut(self, inputs, weights):
+        features = dict(structure.flatten_with_paths(self.feature_config))
+        if not any(hasattr(one, "max_ids") for one in features.values()):
+            return inputs, weights
+        pairs = [
+            keras_rs_configs.cut(features.get(path), ids, weight)
+            for (path, ids), weight in zip(
+                structure.flatten_with_paths(inputs),
+                structure.flatten_weights(weights, inputs, like="inputs"))]
+        flat, flat_weights = zip(*pairs)
+        return (tf.nest.pack_sequence_as(inputs, flat), weights and
+                tf.nest.pack_sequence_as(inputs, flat_weights))
 
     def _replica(self, method: str) -> int:
         return self.embedding._state.replicas.require_current(method)

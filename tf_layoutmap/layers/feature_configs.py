@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_layoutmap.layers.keras_rs_configs import CutFeatureConfig
+
 _tpu = tf.tpu.experimental.embedding
 _OPTIMIZERS = {one.__name__: one for one in (
     _tpu.SGD, _tpu.Adagrad, _tpu.AdagradMomentum, _tpu.Adam, _tpu.FTRL)}
@@ -38,7 +40,9 @@ def to_config(feature_config: Any, optimizer: Any) -> dict[str, Any]:
         [table] = [number for number, one in enumerate(tables)
                    if one is structure.table]
         shape = structure.output_shape
+        max_ids = getattr(structure, "max_ids", None)
         return {"feature": {
+            **({} if max_ids is None else {"max_ids": max_ids}),
             "table": table, "name": structure.name,
             "max_sequence_length": structure.max_sequence_length,
             "validate_weights_and_indices":
@@ -60,7 +64,8 @@ def from_config(saved: dict[str, Any]) -> Any:
             return {key: read(one) for key, one in value.items()}
         if kind in ("list", "tuple"):
             return {"list": list, "tuple": tuple}[kind](map(read, value))
-        return _tpu.FeatureConfig(**{**value, "table": tables[value["table"]]})
+        kind = CutFeatureConfig if "max_ids" in value else _tpu.FeatureConfig
+        return kind(**{**value, "table": tables[value["table"]]})
 
     return read(saved["features"])
 

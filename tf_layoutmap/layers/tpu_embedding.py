@@ -91,7 +91,8 @@ class TPUEmbedding(keras.layers.Layer):
 
         Args:
           feature_config: Nested structure of
-            `tf.tpu.experimental.embedding.FeatureConfig`.
+            `tf.tpu.experimental.embedding.FeatureConfig`, or of
+            `keras_rs.layers.FeatureConfig`.
           optimizer: Of tables that bring none; None for tables that only
             serve, with `trainable=False`.
           partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
@@ -99,7 +100,8 @@ class TPUEmbedding(keras.layers.Layer):
           **kwargs: Those of every Keras layer, such as `name`.
 
         Raises:
-          TypeError, ValueError: As of `tlm.TPUEmbedding`.
+          TypeError, ValueError: As of `tlm.TPUEmbedding`; or if a fact of
+            keras-rs' configs has no counterpart.
         """
         super().__init__(**kwargs)
         # XLA has no kernels for our ops, and ids must not become float16.

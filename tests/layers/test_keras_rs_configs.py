@@ -1,0 +1,167 @@
+"""keras-rs' configs in `tlm.layers.TPUEmbedding`.
+
+keras_rs is not needed: where it is missing, dataclasses with the fields of
+its version 0.4 stand in for its configs.
+"""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+
+try:
+    from keras_rs.layers import FeatureConfig, TableConfig
+except ImportError:
+    @dataclasses.dataclass(order=True)
+    class TableConfig:
+        name: str
+        vocabulary_size: int
+        embedding_dim: int
+        initializer: Any = keras.initializers.VarianceScaling(mode="fan_out")
+        optimizer: Any = "adam"
+        combiner: str = "mean"
+        placement: str = "auto"
+        max_ids_per_partition: int = 256
+        max_unique_ids_per_partition: int = 256
+
+    @dataclasses.dataclass(order=True)
+    class FeatureConfig:
+        name: str
+        table: TableConfig
+        input_shape: tuple
+        output_shape: tuple
+
+
+def make_layer(optimizer="adagrad", **options):
+    table = TableConfig("words", 10, 2, "ones", optimizer, **options)
+    return tlm.layers.TPUEmbedding({
+        "title": FeatureConfig("title", table, (4, 3), (4, 2)),
+        "topic": FeatureConfig("topic", table, (4,), (4, 2))})
+
+
+def optimizer_of(layer):
+    [table] = layer.embedding_tables
+    return table.optimizer
+
+
+def test_a_table_is_shared_and_named_as_it_was():
+    layer = make_layer(combiner="sum")
+    [table] = layer.embedding_tables
+    assert (table.name, table.vocabulary_size, table.dim, table.combiner) == (
+        "words", 10, 2, "sum")
+    np.testing.assert_array_equal(
+        layer.embedding_tables[table].numpy(), np.ones([10, 2]))
+
+
+@pytest.mark.parametrize("theirs, ours", [
+    ("sgd", tpu.SGD()), ("adagrad", tpu.Adagrad()), ("adam", tpu.Adam()),
+    ("ftrl", tpu.FTRL()),
+    (lambda: keras.optimizers.SGD(0.5, clipvalue=0.25),
+     tpu.SGD(0.5, clipvalue=0.25)),
+    (lambda: keras.optimizers.Adagrad(0.5, 0.25),
+     tpu.Adagrad(0.5, initial_accumulator_value=0.25)),
+    (lambda: keras.optimizers.Adam(0.5, 0.25, 0.125, 1e-3),
+     tpu.Adam(0.5, 0.25, 0.125, 1e-3)),
+    (lambda: keras.optimizers.Ftrl(
+        0.5, -0.25, 0.5, l1_regularization_strength=0.5,
+        l2_regularization_strength=0.25, beta=0.125),
+     tpu.FTRL(0.5, -0.25, 0.5, 0.25, 0.125, 0.5)),
+    (lambda: tpu.Adagrad(0.5), tpu.Adagrad(0.5)),
+])
+def test_an_optimizer_says_the_same(theirs, ours):
+    found = optimizer_of(make_layer(theirs() if callable(theirs) else theirs))
+    assert type(found) is type(ours)
+    for name, value in vars(ours).items():
+        # Keras keeps its learning rates in float32.
+        assert getattr(found, name) == (
+            pytest.approx(value, rel=1e-7) if isinstance(value, float)
+            else value), name
+
+
+def test_it_trains_as_a_layer_of_tensorflows_configs():
+    table = tpu.TableConfig(10, 2, tf.ones_initializer(), tpu.Adagrad(0.5),
+                            "mean", "words")
+    ours = tlm.layers.TPUEmbedding({"title": tpu.FeatureConfig(table),
+                                    "topic": tpu.FeatureConfig(table)})
+    theirs = make_layer(keras.optimizers.Adagrad(0.5))
+    draw = np.random.default_rng(1)
+    x = {"title": draw.integers(0, 10, (8, 3)),
+         "topic": draw.integers(0, 10, 8)}
+    y = draw.standard_normal((8, 2)).astype(np.float32)
+    rows = []
+    for layer in (ours, theirs):
+        inputs = {"title": keras.Input([3], dtype="int64", name="title"),
+                  "topic": keras.Input([], dtype="int64", name="topic")}
+        found = layer(inputs)
+        model = keras.Model(inputs, found["title"] * found["topic"])
+        model.compile("sgd", lambda y, x: keras.ops.sum(x * y, axis=1))
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        rows.append(*(one.numpy() for one in layer.embedding_tables.values()))
+    assert np.any(rows[0] != 1)
+    np.testing.assert_array_equal(*rows)
+
+
+def test_ragged_samples_are_cut_as_the_input_shape_says():
+    layer = make_layer("sgd", combiner="sum")
+    x = {"title": tf.ragged.constant([[1, 2, 3, 4, 5], [6], []]),
+         "topic": tf.constant([1, 2, 3])}
+    for found in (layer(x), layer(x, training=True)):
+        assert found["title"][:, 0].numpy().tolist() == [3, 1, 0]
+    weights = {"title": tf.ragged.constant([[1., 2, 4, 8, 16], [3], []]),
+               "topic": None}
+    found = layer(x, weights=weights)
+    assert found["title"][:, 0].numpy().tolist() == [7, 3, 0]
+    again = type(layer).from_config(layer.get_config())
+    assert again(x)["title"][:, 0].numpy().tolist() == [3, 1, 0]
+
+
+def test_inputs_of_another_shape_are_refused():
+    topic = tf.constant([1, 2])
+    with pytest.raises(ValueError, match="must have 3 ids per sample"):
+        make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic})
+    with pytest.raises(TypeError, match="must be dense or ragged"):
+        make_layer()({"title": tf.sparse.from_dense([[1, 2, 3], [1, 2, 3]]),
+                      "topic": topic})
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(placement="sparsecore"), 'placement.*must be "auto"'),
+    (dict(placement="default_device"), "optimizer=None"),
+    (dict(optimizer="rmsprop"), "'rmsprop'"),
+    (dict(optimizer=lambda: keras.optimizers.AdamW()), "AdamW"),
+    (dict(optimizer=lambda: keras.optimizers.SGD(momentum=0.5)),
+     "momentum=0.5"),
+    (dict(optimizer=lambda: keras.optimizers.Adam(amsgrad=True)), "amsgrad"),
+    (dict(optimizer=lambda: keras.optimizers.Adagrad(epsilon=1e-3)),
+     "epsilon=0.001"),
+    (dict(optimizer=lambda: keras.optimizers.Adam(weight_decay=0.5)),
+     "weight_decay=0.5"),
+    (dict(optimizer=lambda: keras.optimizers.Adam(clipnorm=0.5)),
+     "clipnorm=0.5"),
+    (dict(optimizer=lambda: keras.optimizers.Adam(
+        gradient_accumulation_steps=2)), "gradient_accumulation_steps=2"),
+    (dict(optimizer=lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))),
+     "must be a number"),
+])
+def test_what_has_no_counterpart_is_refused_by_its_name(options, words):
+    optimizer = options.pop("optimizer", "sgd")
+    options["optimizer"] = optimizer() if callable(optimizer) else optimizer
+    with pytest.raises((TypeError, ValueError), match=words) as refused:
+        make_layer(**options)
+    assert "(table 'words')" in str(refused.value)
+
+
+@pytest.mark.parametrize("shapes", [
+    ((4, 3), (4, 3)), ((4, 3), (4, 3, 2)), ((4, 3), (8, 2)), ((4,), (4,))])
+def test_shapes_that_do_not_go_together_are_refused(shapes):
+    table = TableConfig("words", 10, 2)
+    with pytest.raises(ValueError, match="feature 'title'"):
+        tlm.layers.TPUEmbedding(FeatureConfig("title", table, *shapes))
