@@ -43,7 +43,6 @@ def build_model(table_rows: list[int], settings: Settings) -> keras.Model:
     Returns:
       A model from what `criteo.read_facts` gives to a logit, `[B, 1]`.
     """
-    keras.utils.set_random_seed(settings.seed)
     tpu = tf.tpu.experimental.embedding
     features = {
         name: tpu.FeatureConfig(tpu.TableConfig(

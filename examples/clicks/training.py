@@ -30,6 +30,9 @@ def make_or_load(strategy: tf.distribute.Strategy, settings: Settings,
     Raises:
       DataError: The saved model is damaged.
     """
+    # Of initializers, and one half of the seeds of tf.data: a run that goes on
+    # needs it too.
+    keras.utils.set_random_seed(settings.seed)
     saved = newest(folder)
     with strategy.scope():
         if saved is None:
