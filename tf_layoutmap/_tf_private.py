@@ -97,10 +97,6 @@ MirroredExtended = _private("distribute.mirrored_strategy", "MirroredExtended")
 registered_kernels_of = _private(
     "framework.kernels", "get_registered_kernels_for_op")
 
-# The hosts that the stock TPUEmbedding cuts its tables over, looked up in this
-# module at each call: the emulated ones are logical CPUs, not machines.
-tpu_embedding_utils = _private("tpu", "tpu_embedding_v2_utils")
-
 # Base of the TPU optimizers: protobuf 7.34 refuses what it writes, and no
 # public class has the one method that all of them go through.
 TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")

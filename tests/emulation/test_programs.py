@@ -10,6 +10,10 @@ def test_two_cores_on_one_host():
     runner.run("one_host.py")
 
 
+def test_four_cores_on_two_hosts():
+    runner.run("two_hosts.py")
+
+
 def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
     done = subprocess.run(
         [sys.executable, "-c", """

@@ -1,6 +1,7 @@
 """Trains the same batches by the host engine and on an emulated TPU."""
 
 import dataclasses
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -8,6 +9,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
+
+CLASSES = {"stock": tpu.TPUEmbedding, "ours": tlm.TPUEmbedding}
 
 NUM_SAMPLES = 8  # of a global batch
 LENGTH = 3
@@ -162,33 +165,37 @@ def host_embedding(optimizer, num_replicas=1):
     return embedding
 
 
-def stock_embedding(strategy, optimizer, **options):
-    """TensorFlow's class on an emulated TPU that is as after its start."""
+def tpu_embedding(kind, strategy, optimizer, *, is_built=True, **options):
+    """One of CLASSES on an emulated TPU that is as after its start."""
     tlm.emulation.initialize_tpu_system()
     with strategy.scope():
-        embedding = tpu.TPUEmbedding(
-            feature_config(optimizer), None, **options)
-        embedding.build(NUM_SAMPLES // strategy.num_replicas_in_sync)
+        embedding = CLASSES[kind](feature_config(optimizer), None, **options)
+        if is_built:
+            embedding.build(NUM_SAMPLES // strategy.num_replicas_in_sync)
     return embedding
 
 
-def values_of_host(embedding) -> dict:
-    """Table and slot, `"ads/accumulators"`, to its rows."""
-    found = {}
-    for config, table in embedding.embedding_tables.items():
-        found[config.name] = table.numpy()
-        for slot, variable in embedding.slot_variables[config].items():
-            found[f"{config.name}/{slot}"] = variable.numpy()
-    return found
+def values_of(embedding) -> dict:
+    """Table and slot, as `"ads/accumulators"`, to its rows: by a checkpoint."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = tf.train.Checkpoint(it=embedding).write(directory + "/it")
+        return values_in(path)
 
 
-def values_of_stock(embedding) -> dict:
-    """The same of a stock embedding, fetched from the TPU."""
-    embedding._retrieve_variables()
-    return {name if slot == "parameters" else f"{name}/{slot}":
-            np.concatenate([shard.numpy() for shard in variable.variables])
-            for name, slots in embedding._variables.items()
-            for slot, variable in slots.items()}
+def values_in(path: str) -> dict:
+    """The same, of the checkpoint of an object `it`."""
+    reader = tf.train.load_checkpoint(path)
+    end = "/.ATTRIBUTES/VARIABLE_VALUE"
+    return {_table_and_slot(key[len("it/"):-len(end)]): reader.get_tensor(key)
+            for key in reader.get_variable_to_shape_map()
+            if key.startswith("it/") and key.endswith(end)}
+
+
+def _table_and_slot(key: str) -> str:
+    # An object has two paths to each variable; a file is named by either, and
+    # restoring goes along both: "ads.Smomenta" or "_variables/ads/momenta".
+    return key.replace(".S", "/").removeprefix("_variables/").removesuffix(
+        "/parameters")
 
 
 def assert_same(got: dict, wanted: dict) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_layoutmap import _ops, _tf_private
-from tf_layoutmap.emulation import devices, stock_class
+from tf_layoutmap.emulation import devices, tpu_answers
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 
 # If one of these has a kernel before ours are loaded, the process belongs to a
@@ -86,7 +86,7 @@ def enable(
     library.layout_map_set_up_emulation(
         num_cores=num_cores, num_hosts=num_hosts, deadline=deadline)
     if not _process.is_enabled:
-        stock_class.install()
+        tpu_answers.install(made)
         _process.is_enabled = True
     if _process.strategy is None:
         _process.strategy = EmulatedTPUStrategy(made)
@@ -102,7 +102,7 @@ def disable() -> None:
     """
     if not _process.is_enabled:
         return
-    stock_class.uninstall()
+    tpu_answers.uninstall()
     _process.is_enabled = False
     tf.raw_ops.ShutdownDistributedTPU()
 

@@ -36,16 +36,17 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_stock_class_trains_as_the_host_engine_to_the_bit(name):
+def test_an_emulated_tpu_trains_as_the_host_engine_to_the_bit(name):
     host = training.host_embedding(OPTIMIZERS[name])
     wanted = training.train(tf.distribute.get_strategy(), host)
-    stock = training.stock_embedding(STRATEGY, OPTIMIZERS[name])
-    inside = name in ("sgd", "adam")
-    found = training.train(STRATEGY, stock, inside=inside)
-    for got, want in zip(found, wanted, strict=True):
-        training.assert_same(got, want)
-    training.assert_same(training.values_of_stock(stock),
-                         training.values_of_host(host))
+    expected = training.values_of(host)
+    for kind in training.CLASSES:
+        embedding = training.tpu_embedding(kind, STRATEGY, OPTIMIZERS[name])
+        inside = name in ("sgd", "adam")
+        found = training.train(STRATEGY, embedding, inside=inside)
+        for got, want in zip(found, wanted, strict=True):
+            training.assert_same(got, want)
+        training.assert_same(training.values_of(embedding), expected)
 
 
 def one_table(rate=0.5, num_rows=4, **options):
@@ -122,13 +123,13 @@ def test_dynamic_learning_rate_is_asked_for_at_each_step():
     forward()
     backward()
     np.testing.assert_array_equal(
-        training.values_of_stock(embedding)["ads"][:, 0], [0, -1.5, -.5, 0])
+        training.values_of(embedding)["ads"][:, 0], [0, -1.5, -.5, 0])
     rate.assign(0.5)
     enqueue(ids_of([1, 1], [2, 1]))
     forward()
     backward()
     np.testing.assert_array_equal(
-        training.values_of_stock(embedding)["ads"][:, 0], [0, -2.25, -.75, 0])
+        training.values_of(embedding)["ads"][:, 0], [0, -2.25, -.75, 0])
 
 
 def test_two_dynamic_rates_reach_their_tables():
@@ -153,7 +154,7 @@ def test_two_dynamic_rates_reach_their_tables():
 
     step(STRATEGY.experimental_distribute_values_from_function(
         lambda context: tf.constant([1], tf.int64)))
-    values = training.values_of_stock(embedding)
+    values = training.values_of(embedding)
     assert [values[name][1, 0] for name in "abc"] == [-.5, -2, -.5]
 
 
@@ -198,7 +199,7 @@ def test_gradients_that_are_missing_are_zeros():
         STRATEGY.run(lambda: embedding.apply_gradients({"shown": None}))
 
     backward()
-    assert not training.values_of_stock(embedding)["ads"].any()
+    assert not training.values_of(embedding)["ads"].any()
     assert "1 updates" in tlm.emulation.report()
 
 
@@ -357,7 +358,7 @@ def test_pipelined_lookups_are_one_step_old():
         seen.append(float(first[0, 0]))
         backward()
     assert seen == [0, 0, -1]
-    assert training.values_of_stock(embedding)["ads"][0, 0] == -3
+    assert training.values_of(embedding)["ads"][0, 0] == -3
 
 
 def test_loading_while_steps_are_in_flight_is_refused():

@@ -14,6 +14,16 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 
+# Says of a graph whether an emulated TPU's program is traced into it; those of
+# a real one are known by their context.
+_is_emulated: Callable[[Any], bool] | None = None
+
+
+def set_emulated(is_emulated: Callable[[Any], bool] | None):
+    """Lets an emulation say what its programs are; None takes it back."""
+    global _is_emulated
+    _is_emulated = is_emulated
+
 
 def is_in_tpu_program() -> bool:
     """Whether the calling code is traced as a replica's program on a TPU.
@@ -38,6 +48,8 @@ def is_in_tpu_program() -> bool:
 
 
 def _is_replicated(graph: Any) -> bool:
+    if _is_emulated is not None and _is_emulated(graph):
+        return True
     context = _tf_private.control_flow_context_of(graph)
     while context is not None:
         if isinstance(context,

@@ -1,0 +1,82 @@
+"""What the emulation answers in a TPU's place.
+
+Programs for a TPU ask TensorFlow which host a core belongs to, whether they
+are inside of `strategy.run`, and for a way from there to the host. This gives
+the answers for emulated cores, to TensorFlow's own TPUEmbedding and to ours;
+all else, and all other strategies, stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.tpu_engine import replicate_context
+from tf_layoutmap.emulation import enum_mend
+from tf_layoutmap.emulation.devices import Devices
+from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy, graph_of_core
+
+_StockEmbedding = tf.tpu.experimental.embedding.TPUEmbedding
+_IN_PROGRAM = "_raise_error_for_incorrect_control_flow_context"
+
+_undo: list[Callable[[], None]] = []
+
+
+def install(devices: Devices) -> None:
+    """Answers for `devices` until `uninstall`."""
+    _replace(_tf_private.device_util, "get_host_for_device",
+             lambda original: _host_of(devices, original))
+    _replace(_tf_private.tpu_replication, "outside_compilation",
+             _outside_compilation)
+    _replace(_StockEmbedding, _IN_PROGRAM, _is_in_program)
+    replicate_context.set_emulated(lambda graph: graph is graph_of_core())
+    _undo.append(lambda: replicate_context.set_emulated(None))
+    enum_mend.install()
+    _undo.append(enum_mend.uninstall)
+
+
+def uninstall() -> None:
+    """Takes `install` back."""
+    while _undo:
+        _undo.pop()()
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    _undo.append(lambda: setattr(owner, name, original))
+
+
+def _host_of(devices: Devices, original):
+    per_host = len(devices.cores) // len(devices.hosts)
+    hosts = {core: devices.hosts[number // per_host]
+             for number, core in enumerate(devices.cores)}
+
+    def get_host_for_device(device, device_index=0):
+        # One host is the CPU that TensorFlow gives anyway.
+        if len(devices.hosts) > 1 and device in hosts:
+            return hosts[device]
+        return original(device, device_index)
+
+    return get_host_for_device
+
+
+def _outside_compilation(original):
+    def outside_compilation(computation, *args, **kwargs):
+        if graph_of_core() is None:
+            return original(computation, *args, **kwargs)
+        return computation(*args, **kwargs)
+
+    return outside_compilation
+
+
+def _is_in_program(original):
+    def is_in_program(embedding):
+        if isinstance(embedding._strategy, EmulatedTPUStrategy):
+            return replicate_context.is_in_tpu_program()
+        return original(embedding)
+
+    return is_in_program
