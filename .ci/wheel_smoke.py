@@ -58,11 +58,32 @@ def check_embedding_step() -> None:
         [[0.5, 0.5], [1, 1], [0, 0], [1, 1]])
 
 
+def check_emulation() -> None:
+    """TensorFlow's own TPUEmbedding, on the library that nothing else loads."""
+    tpu = tf.tpu.experimental.embedding
+    words = tpu.TableConfig(
+        vocabulary_size=4, dim=2, initializer=tf.ones_initializer(),
+        combiner="sum", name="words")
+    with tlm.emulation.enabled(num_cores=1) as strategy:
+        with strategy.scope():
+            embedding = tpu.TPUEmbedding(
+                {"title": tpu.FeatureConfig(words)}, tpu.SGD(0.5))
+
+        @tf.function
+        def look_up(ids):
+            embedding.enqueue({"title": ids}, training=False)
+            return strategy.run(embedding.dequeue)["title"]
+
+        np.testing.assert_array_equal(
+            look_up(tf.constant([0, 2])), [[1, 1], [1, 1]])
+
+
 def main() -> None:
     check_installed()
     check_one_op()
     check_sharded_variable()
     check_embedding_step()
+    check_emulation()
     print(f"The wheel of tf_layoutmap {tlm.__version__} works: TensorFlow "
           f"{tf.__version__}, Python {sys.version.split()[0]}.")
 

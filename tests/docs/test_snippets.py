@@ -1,5 +1,6 @@
 """Every Python snippet of the pages runs, in the order of its page."""
 
+import os
 import pathlib
 import re
 
@@ -8,7 +9,12 @@ import pytest
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# It registers kernels for good: tests/emulation runs it in another process.
+EMULATION = ROOT / "docs" / "emulation.md"
+PAGES = ([EMULATION] if os.environ.get("TF_LAYOUTMAP_PROGRAM") else
+         [page for page in (ROOT / "README.md",
+                            *sorted((ROOT / "docs").glob("*.md")))
+          if page != EMULATION])
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

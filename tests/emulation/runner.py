@@ -9,8 +9,7 @@ import pathlib
 import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def environment() -> dict[str, str]:
@@ -19,11 +18,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "TF_LAYOUTMAP_PROGRAM": "1", "PYTHONPATH": path}
 
 
-def run(program: str, *arguments: str, seconds: int = 300) -> str:
-    """Runs `programs/<program>` with pytest; its output, if all passed."""
+def run(path: str, *arguments: str, seconds: int = 300) -> str:
+    """Runs a file below tests/ with pytest; its output, if all passed."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-         str(HERE / "programs" / program), *arguments], cwd=ROOT,
+         str(ROOT / "tests" / path), *arguments], cwd=ROOT,
         env=environment(), text=True, capture_output=True,
         timeout=seconds, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -3,15 +3,23 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.emulation import runner
 
 
+@pytest.mark.slow
 def test_two_cores_on_one_host():
-    runner.run("one_host.py")
+    runner.run("emulation/programs/one_host.py")
 
 
+@pytest.mark.slow
 def test_four_cores_on_two_hosts():
-    runner.run("two_hosts.py")
+    runner.run("emulation/programs/two_hosts.py")
+
+
+def test_the_page_about_it_runs():
+    runner.run("docs/test_snippets.py", "-k", "emulation")
 
 
 def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
