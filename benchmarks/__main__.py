@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     if unknown:
         raise app.UsageError(
             f"Benchmarks are {sorted(_BENCHMARKS)}. Received: {unknown}.")
-    console = rich.console.Console()
+    console = rich.console.Console(width=100)
     console.print(
         f"tf_layoutmap {tlm.__version__}, TensorFlow {tf.__version__}, "
         f"{platform.machine()}; medians of {_ROUNDS.value} interleaved rounds")

@@ -150,7 +150,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         title=f"{NUM_ROWS:,} x {DIM} float32, {distribution} ids, ms",
         box=rich.box.SIMPLE)
     for column in ("shards", "ids", "", "tlm", "one", "TF", "tlm / one",
-                   "TF / tlm", "without call"):
+                   "TF / tlm", "net"):
         table.add_column(column, justify="right", no_wrap=True)
     for num_shards in _NUM_SHARDS.value:
         for num_ids in _NUM_IDS.value:

@@ -22,47 +22,42 @@ inline uint64_t GroupOfRow(uint64_t row, uint64_t num_groups) {
   return hash * num_groups >> 32;
 }
 
-// Of `places` in ids keeps those, in their order, whose row was not seen yet;
-// now it was. One bit of `seen` per row. Returns how many places are left.
+// Where in ids each row comes for the last time, from the end. One bit per row
+// tells: 125 KiB for a million rows stay in the second-level cache.
 template <typename Tid>
-int64_t KeepUnseen(Span<const Tid> ids, std::vector<uint64_t>* seen,
-                   int64_t num_places, int32_t* places) {
-  int64_t num_kept = 0;
-  for (int64_t k = 0; k < num_places; ++k) {
-    const uint64_t row = ids[places[k]];
-    uint64_t* word = &(*seen)[row / 64];
-    places[num_kept] = places[k];
-    num_kept += ~(*word >> (row % 64)) & 1;
+std::vector<int32_t> LastOfEachRow(Span<const Tid> ids, int64_t num_rows) {
+  std::vector<uint64_t> seen(num_rows / 64 + 1);
+  std::vector<int32_t> places(ids.size());
+  int64_t num_places = 0;
+  for (int64_t i = ids.size() - 1; i >= 0; --i) {
+    const uint64_t row = ids[i];
+    uint64_t* word = &seen[row / 64];
+    // Written down in any case, and gone over by the next one: skewed ids
+    // would make a branch here hard to predict.
+    places[num_places] = static_cast<int32_t>(i);
+    num_places += ~(*word >> (row % 64)) & 1;
     *word |= uint64_t{1} << (row % 64);
   }
-  return num_kept;
+  places.resize(num_places);
+  return places;
 }
 
-// push(i) for each place i in ids that belongs to one of the groups
-// [first, last) of `num_groups`, in the order of ids. With `seen`, a bit per
-// row for those whose last id came by, from the end and only the last of each
-// row.
+// push(i) for each place i in ids whose row belongs to one of the groups
+// [first, last) of `num_groups`, in the order of ids.
 template <typename Tid, typename Push>
 void PushOwnIds(Span<const Tid> ids, int64_t num_groups, int64_t first,
-                int64_t last, std::vector<uint64_t>* seen, const Push& push) {
-  const int64_t n = ids.size();
+                int64_t last, const Push& push) {
   const uint64_t size = last - first;
-  // Rows that share a word of `seen` have one worker, and those that share a
-  // cache line of it mostly.
-  const int key_shift = seen != nullptr ? 10 : 0;
   constexpr int64_t kBlock = 1024;
   int32_t mine[kBlock];
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
+  for (int64_t begin = 0; begin < ids.size(); begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, ids.size());
     int64_t num_mine = 0;
-    // Every place is written down and the next one may go over it: random rows
-    // would make a branch here hard to predict.
-    for (int64_t k = begin; k < std::min(begin + kBlock, n); ++k) {
-      const int64_t i = seen != nullptr ? n - 1 - k : k;
-      const uint64_t key = static_cast<uint64_t>(ids[i]) >> key_shift;
+    // No branch, as above.
+    for (int64_t i = begin; i < end; ++i) {
       mine[num_mine] = static_cast<int32_t>(i);
-      num_mine += GroupOfRow(key, num_groups) - first < size;
+      num_mine += GroupOfRow(ids[i], num_groups) - first < size;
     }
-    if (seen != nullptr) num_mine = KeepUnseen(ids, seen, num_mine, mine);
     for (int64_t k = 0; k < num_mine; ++k) push(mine[k]);
   }
 }
@@ -76,6 +71,8 @@ void PushOwnIds(Span<const Tid> ids, int64_t num_groups, int64_t first,
 // looks through all ids for its own: no lock, no lost update, and each row sees
 // its ids in their order, whatever the workers. Looking through takes about a
 // nanosecond per id; to sort the ids first takes longer, and all would wait.
+// Where the last one wins, only that one is written, and as no two workers can
+// meet on a row then, each reads its values as they lie.
 template <typename T, typename Tid, typename Write>
 void ScatterRows(const ShardedView<T>& table, Span<const Tid> ids,
                  const T* values, bool broadcast, bool last_wins,
@@ -84,8 +81,24 @@ void ScatterRows(const ShardedView<T>& table, Span<const Tid> ids,
   const int64_t n = ids.size();
   const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
   const int64_t stride = broadcast ? 0 : table.dim;
-  // Two groups per worker, so that none waits long for another. Few ids are
-  // not worth a group, and with many groups all would do little but look.
+  const int64_t cost = 20 + row_bytes / 8;
+  // Calls push_all(push), where push(i) writes the row of ids[i]. Values that
+  // are not read as they lie are fetched ahead like the rows.
+  auto write_rows = [&](bool fetches_values, const auto& push_all) {
+    table.WithRow([&](auto row_of) {
+      RowQueue<T, const T, Write> queue(write);
+      push_all([&](int64_t i) {
+        T* row = row_of(ids[i]);
+        const T* value = values + i * stride;
+        PrefetchRow(row, row_bytes);
+        if (fetches_values) PrefetchRow(value, row_bytes);
+        queue.Push(row, value);
+      });
+    });
+  };
+
+  // Few ids are not worth a group, and with many groups all would do little
+  // but look. Two per worker, so that none waits long for another.
   constexpr int64_t kIdsPerGroup = 256;
   constexpr int64_t kMaxGroups = 16;
   const int64_t num_groups =
@@ -93,33 +106,28 @@ void ScatterRows(const ShardedView<T>& table, Span<const Tid> ids,
           ? 1
           : std::clamp<int64_t>(n / kIdsPerGroup, 1,
                                 std::min<int64_t>(2 * num_workers, kMaxGroups));
-
-  // 125 KiB for a million rows stay in the second-level cache, but are too much
-  // for a few ids of a huge table.
+  if (num_groups == 1) {
+    return write_rows(false, [&](const auto& push) {
+      for (int64_t i = 0; i < n; ++i) push(i);
+    });
+  }
+  // A bit per row is too much for a few ids of a huge table.
   constexpr int64_t kMaxRowsPerId = 4096;
   const int64_t num_rows = table.partition->num_rows();
-  const bool skips =
-      last_wins && n >= kIdsPerGroup && num_rows / kMaxRowsPerId <= n;
-  std::vector<uint64_t> seen(skips ? num_rows / 64 + 1 : 0);
-
-  auto work = [&](int64_t first, int64_t last) {
-    table.WithRow([&](auto row_of) {
-      RowQueue<T, const T, Write> queue(write);
-      auto push = [&](int64_t i) {
-        T* row = row_of(ids[i]);
-        const T* value = values + i * stride;
-        PrefetchRow(row, row_bytes);
-        if (stride > 0) PrefetchRow(value, row_bytes);
-        queue.Push(row, value);
-      };
-      if (skips || num_groups > 1) {
-        PushOwnIds(ids, num_groups, first, last, skips ? &seen : nullptr, push);
-      } else {
-        for (int64_t i = 0; i < n; ++i) push(i);
-      }
+  if (last_wins && num_rows / kMaxRowsPerId <= n) {
+    const std::vector<int32_t> places = LastOfEachRow(ids, num_rows);
+    return parallel_for(places.size(), cost, [&](int64_t begin, int64_t end) {
+      write_rows(false, [&](const auto& push) {
+        for (int64_t k = begin; k < end; ++k) push(places[k]);
+      });
     });
-  };
-  parallel_for(num_groups, (n / num_groups + 1) * (20 + row_bytes / 8), work);
+  }
+  parallel_for(num_groups, (n / num_groups + 1) * cost,
+               [&](int64_t first, int64_t last) {
+                 write_rows(!broadcast, [&](const auto& push) {
+                   PushOwnIds(ids, num_groups, first, last, push);
+                 });
+               });
 }
 
 }  // namespace layoutmap
