@@ -125,6 +125,9 @@ _method(BaseTrainer, "get_metrics_result")
 _method(CompileMetrics, "update_state", "y_true", "y_pred", "sample_weight")
 _method(BaseOptimizer, "build", "variables")
 _method(BaseOptimizer, "apply", "grads", "trainable_variables")
+_method(BaseOptimizer, "_get_variable_index", "variable")
+_method(keras.optimizers.Adagrad, "update_step", "gradient", "variable",
+        "learning_rate")
 for _name in ("assign", "assign_add", "assign_sub"):
     _method(TFOptimizer, _name, "variable", "value")
 

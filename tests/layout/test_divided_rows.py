@@ -39,6 +39,51 @@ def test_it_trains_as_without_a_mesh(sizes, make):
     twins.assert_slots_lie_like_weights(trained)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),
+    lambda: keras.optimizers.Adam(0.01)], ids=["sgd", "adagrad", "adam"])
+def test_200_steps_give_the_losses_of_keras(make):
+    losses = [twins.fit(one, IDS, optimizer=make(), epochs=50)["loss"]
+              for one in (twins.plain(model),
+                          twins.on_mesh(model, {"e.embeddings": ROWS}))]
+    np.testing.assert_allclose(*losses, **twins.TOLERANCE)
+
+
+@pytest.mark.parametrize("make", [keras.optimizers.SGD,
+                                  keras.optimizers.Adagrad])
+def test_no_operation_of_a_step_has_the_size_of_the_table(make):
+    num_rows = 4096
+
+    def big():
+        return keras.Sequential([
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(num_rows, 8, name="e"),
+            keras.layers.Flatten(), keras.layers.Dense(4, name="head")])
+
+    meshed = twins.on_mesh(big, {"e.embeddings": ROWS})
+    meshed.compile(make(0.1), twins.loss())
+    meshed.optimizer.build(meshed.trainable_variables)
+    table, slots = meshed.get_layer("e").embeddings, len(
+        meshed.optimizer.variables)
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = twins.loss()(y, meshed(x))
+        weights = meshed.trainable_weights
+        meshed.optimizer.apply(tape.gradient(loss, weights), weights)
+
+    batch = [host_values.to_mesh(v[:8], dtensor.Layout.replicated(
+        table.mesh, v.ndim)) for v in (IDS, twins.LABELS)]
+    with host_values.default_mesh(table.mesh):
+        graph = step.get_concrete_function(*batch).graph
+    large = [op.name for op in graph.get_operations() for out in op.outputs
+             if out.dtype != tf.resource and out.shape.rank and
+             (out.shape.num_elements() or 0) >= num_rows]
+    assert slots >= 2 and large == []
+
+
 def test_its_lookup_and_its_sgd_go_through_our_kernels(monkeypatch):
     calls = []
 

@@ -42,10 +42,10 @@ def start(folder):
                      str(folder)],
                     stdout=file, stderr=subprocess.STDOUT,
                     cwd=Path(__file__).parents[2],
-                    env={**os.environ, "DTENSOR_CLIENT_ID": str(client),
-                         "DTENSOR_NUM_CLIENTS": "2",
-                         "DTENSOR_JOB_NAME": "worker",
-                         "DTENSOR_JOBS": jobs}))
+                    env={**os.environ,
+                         "KERAS_DISTRIBUTION_PROCESS_ID": str(client),
+                         "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+                         "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs}))
         for process, log in zip(processes, logs, strict=True):
             try:
                 code = process.wait(_SECONDS)

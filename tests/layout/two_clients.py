@@ -2,8 +2,8 @@
 
     python -m tests.layout.two_clients FOLDER
 
-The DTENSOR_* variables of its environment say which one it is. Prints a line
-of JSON.
+The KERAS_DISTRIBUTION_* variables of its environment say which one it is.
+Prints a line of JSON.
 """
 
 import json
@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 from tests.layout import twins
 from tests.layout.meshes import axes_of
+from tf_layoutmap.distribution import initialize
 from tf_layoutmap.layout import to_host, to_mesh
 
 dtensor = tf.experimental.dtensor
@@ -79,8 +80,7 @@ def checkpoint_of(model):
 
 
 def main(folder: Path) -> None:
-    dtensor.initialize_accelerator_system(
-        "CPU", experimental_reset_context=False)
+    initialize()
     mesh = dtensor.create_distributed_mesh(SIZES, device_type="CPU")
     assert mesh.num_local_devices() == 2 and mesh.size == 4
     model = twins.on_mesh(make, AXES, mesh)

@@ -10,7 +10,12 @@ _HOMES = {
     "TensorLayout": "tf_layoutmap.layout.tensor_layout:TensorLayout",
     "distribute_tensor":
         "tf_layoutmap.distribution.distribute_tensor:distribute_tensor",
+    "distribution": "tf_layoutmap.distribution.current:distribution",
+    "get_device_count":
+        "tf_layoutmap.distribution.processes:get_device_count",
+    "initialize": "tf_layoutmap.distribution.processes:initialize",
     "list_devices": "tf_layoutmap.layout.device_mesh:list_devices",
+    "set_distribution": "tf_layoutmap.distribution.current:set_distribution",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 __all__ = list(_HOMES)

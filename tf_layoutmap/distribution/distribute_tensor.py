@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_layoutmap import _checks
@@ -22,7 +23,8 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
     Args:
       tensor: A tensor on the host or on the mesh of `layout`, an array, or,
         inside `tf.function`, a symbolic tensor.
-      layout: `TensorLayout` or `dtensor.Layout` wanted, with a mesh.
+      layout: `TensorLayout` (Keras' own too) or `dtensor.Layout` wanted, with
+        a mesh.
 
     Returns:
       A DTensor with the same value. In `tf.function`, where gradients flow
@@ -32,10 +34,14 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
       TypeError: `layout` is no layout.
       ValueError: The layout has no mesh, or does not fit the tensor's shape.
     """
+    if isinstance(layout, keras.distribution.TensorLayout):
+        layout = TensorLayout(layout.axes, layout.device_mesh)
     if isinstance(layout, TensorLayout):
         layout = layout.to_dtensor()
     _checks.check_type("layout", layout, dtensor.Layout,
                        "a TensorLayout or a dtensor.Layout")
+    if isinstance(tensor, keras.KerasTensor):
+        return tensor  # A model that is being put together: no values yet.
     if tf.is_symbolic_tensor(tensor):
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):

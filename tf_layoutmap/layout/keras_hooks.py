@@ -44,6 +44,8 @@ def install() -> None:
               keras_training.get_metrics_result)
         _wrap(_keras_private.BaseOptimizer, "build", keras_optimizers.build)
         _wrap(_keras_private.BaseOptimizer, "apply", keras_optimizers.apply)
+        _wrap(keras.optimizers.Adagrad, "update_step",
+              keras_optimizers.adagrad_step)
         for name in ("assign", "assign_add", "assign_sub"):
             _wrap(_keras_private.TFOptimizer, name,
                   getattr(keras_optimizers, name))

@@ -88,6 +88,24 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
         dividend.dense_shape)
 
 
+def adagrad_step(original: Callable[..., Any], optimizer: Any, gradient: Any,
+                 variable: Any, learning_rate: Any) -> Any:
+    """One step of Adagrad; on divided rows, of the rows of the gradient.
+
+    Keras takes the root of the whole accumulator and then some of its rows;
+    the rows come first here, to the same numbers.
+    """
+    if not _is_rows_of_divided(variable, gradient):
+        return original(optimizer, gradient, variable, learning_rate)
+    rows = tf.cast(gradient.values, variable.dtype)
+    ids = gradient.indices
+    sums = optimizer._accumulators[optimizer._get_variable_index(variable)]
+    divided_rows.add(sums, tf.IndexedSlices(tf.square(rows), ids), 1)
+    steps = tf.cast(learning_rate, rows.dtype) * rows / tf.sqrt(
+        divided_rows.lookup(sums, ids) + optimizer.epsilon)
+    return divided_rows.add(variable, tf.IndexedSlices(steps, ids), -1)
+
+
 # DTensor places no scatter on a variable. The optimizer's own arithmetic on
 # the rows of a sparse gradient is left as it is, repeated rows included, and
 # only the last step, adding rows to a variable, becomes a dense one: the

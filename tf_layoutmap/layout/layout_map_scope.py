@@ -56,16 +56,26 @@ def layout_map_scope(layout_map: LayoutMap, *, init: str = "sharded",
         out, a layout does not fit a variable.
       RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
     """
+    home = prepared_home(layout_map, init, batch_dim)
+    with activated(home), _tf_keras_scope(home):
+        yield layout_map
+        home.realise()
+    home.check_all_patterns_used()
+
+
+def prepared_home(layout_map: LayoutMap, init: str,
+                  batch_dim: str | None) -> MeshHome:
+    """Returns a home for new models, in a process that is ready for it.
+
+    Arguments and errors are those of `layout_map_scope`.
+    """
     _checks.check_type("layout_map", layout_map, LayoutMap, "a LayoutMap")
     _checks.check_one_of("init", init, variable_factory.INITS)
     home = MeshHome(layout_map, init, batch_dim)
     home.batch_dim = _batch_dim(home.mesh, batch_dim)
     switches.refuse_unsafe_process(home.mesh)
     keras_hooks.install()
-    with activated(home), _tf_keras_scope(home):
-        yield layout_map
-        home.realise()
-    home.check_all_patterns_used()
+    return home
 
 
 def _tf_keras_scope(home: MeshHome) -> Any:

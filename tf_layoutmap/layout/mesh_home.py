@@ -153,9 +153,17 @@ def _is_settled(variable: Any) -> bool:
 
 
 def active_home() -> MeshHome | None:
-    """Returns the innermost open scope of this thread, or None."""
+    """Returns the innermost open scope of this thread, or None.
+
+    Outside all scopes, the home that `set_standing_home` has set.
+    """
     stack = getattr(_active, "stack", None)
-    return stack[-1] if stack else None
+    return stack[-1] if stack else getattr(_active, "standing", None)
+
+
+def set_standing_home(home: MeshHome | None) -> None:
+    """Makes what this thread creates outside all scopes belong to `home`."""
+    _active.standing = home
 
 
 class activated:  # noqa: N801 - a context manager, named as one.

@@ -1,0 +1,56 @@
+"""The distribution that a thread has set, as keras.distribution has one."""
+
+import threading
+from typing import Any
+
+from tf_layoutmap import _checks
+from tf_layoutmap.layout import mesh_home
+
+_current = threading.local()
+
+
+def distribution() -> Any:
+    """Returns the distribution of this thread, set or in scope, or None."""
+    return getattr(_current, "value", None)
+
+
+def note(value: Any) -> None:
+    """Makes `distribution` return `value`."""
+    _current.value = value
+
+
+def set_distribution(value: Any) -> None:
+    """Makes what this thread builds from now on lie as `value` says.
+
+    A `scope()` or `tlm.layout_map_scope` inside goes first. Weights get their
+    values at their first use, so layers that a layout does not fit are refused
+    then, or by `layout_map.explain(model)`.
+
+    ```python
+    tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
+        layout_map=layout_map, batch_dim_name="batch"))
+    model = make_model()
+    model.compile("adam", "mse")
+    model.fit(x, y)
+    tlm.distribution.set_distribution(None)
+    ```
+
+    Args:
+      value: `ModelParallel` or `DataParallel` of ours; None for none.
+
+    Raises:
+      TypeError: It is none of them.
+      RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
+    """
+    from tf_layoutmap.distribution.parallel import ModelParallel
+
+    if type(value).__module__.startswith("keras."):
+        name = type(value).__name__
+        raise TypeError(
+            f"keras.distribution.{name} shards nothing on TensorFlow; use "
+            f"tlm.distribution.{name}. Received: {value!r}.")
+    if value is not None:
+        _checks.check_type("value", value, ModelParallel,
+                           "a ModelParallel, a DataParallel or None")
+    mesh_home.set_standing_home(None if value is None else value.home())
+    note(value)
