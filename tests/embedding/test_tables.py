@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_layoutmap as tlm
 from tests import strategies
 from tf_layoutmap.embedding import config, structure, tables
 from tf_layoutmap.partition import FixedShardsPartitioner
@@ -106,3 +107,20 @@ def test_tables_are_not_mirrored():
 def test_names_do_not_depend_on_the_scope():
     with tf.name_scope("tower"):
         assert create()["parameters"].name == "words:0"
+
+
+def constant_of(value, num_shards):
+    table = tpu.TableConfig(
+        5, 2, tf.constant_initializer(value), name="words")
+    embedding = tlm.TPUEmbedding(
+        tpu.FeatureConfig(table), tpu.SGD(0.1),
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+    return embedding.embedding_tables[table].numpy()
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_tables_start_with_a_constant(num_shards):
+    # tf.constant_initializer refuses to be asked for a part.
+    assert np.all(constant_of(0.5, num_shards) == 0.5)
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    np.testing.assert_array_equal(constant_of(rows, num_shards), rows)
