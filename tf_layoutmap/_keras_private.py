@@ -6,17 +6,14 @@ remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
 import functools
-import importlib
-import inspect
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_layoutmap._private_names import PrivateNames
+
 SUPPORTED_VERSIONS = ("3.15",)
-_SUPPORTED = " or ".join(f"{v}.*" for v in SUPPORTED_VERSIONS)
-_REMEDY = (f'Install a supported one: pip install '
-           f'"keras=={SUPPORTED_VERSIONS[-1]}.*".')
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -24,33 +21,11 @@ if keras.backend.backend() != "tensorflow":
         f"backend {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
         "before Keras is imported.")
 
-
-def _refuse(missing: str) -> ImportError:
-    return ImportError(
-        f"tf_layoutmap supports Keras {_SUPPORTED}. Received: Keras "
-        f"{keras.__version__}, {missing}. {_REMEDY}")
-
-
-def _private(module: str, name: str) -> Any:
-    """Returns `keras.src.<module>.<name>`, or says what is missing."""
-    try:
-        return getattr(importlib.import_module(f"keras.src.{module}"), name)
-    except (ImportError, AttributeError) as error:
-        raise _refuse(
-            f"which has no `keras.src.{module}.{name}`") from error
-
-
-def _method(owner: type, name: str, *arguments: str) -> None:
-    """Asserts that a class has a method with these arguments."""
-    method = inspect.getattr_static(owner, name, None)
-    if isinstance(method, property):
-        return
-    known = [] if method is None else inspect.signature(method).parameters
-    if method is None or any(a not in known for a in arguments):
-        raise _refuse(
-            f"where `{owner.__name__}.{name}` is missing or takes other "
-            f"arguments than {arguments}")
-
+_NAMES = PrivateNames("Keras", "keras.src", keras.__version__,
+                      SUPPORTED_VERSIONS, '"keras=={}"')
+_private = _NAMES.find
+_method = _NAMES.check_method
+_refuse = _NAMES.refusal
 
 # Whether a call only traces shapes: no value may be read or made then.
 in_stateless_scope = _private(
@@ -58,7 +33,8 @@ in_stateless_scope = _private(
 in_symbolic_scope = _private(
     "backend.common.symbolic_scope", "in_symbolic_scope")
 
-# Who is creating a variable: the stack of name scopes and their callers.
+# Who is creating a variable: the stack of name scopes and their callers. And
+# which layer is being called.
 _get_global_attribute = _private(
     "backend.common.global_state", "get_global_attribute")
 
@@ -135,6 +111,7 @@ for _name in ("assign", "assign_add", "assign_sub"):
 # variable's `assign`, whatever the optimizer: a table then trains itself.
 _method(BaseOptimizer, "_overwrite_variables_directly_with_gradients",
         "grads", "vars")
+_method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
 _method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")
 _method(LossScaleOptimizer, "check_finite", "grads")
@@ -145,6 +122,12 @@ def name_scope_callers() -> list[Any]:
     stack = _get_global_attribute("name_scope_stack") or ()
     return [entry.caller for entry in reversed(stack)
             if entry.caller is not None]
+
+
+def calling_layer() -> keras.layers.Layer | None:
+    """Returns the outermost layer that is being called in this thread."""
+    context = _get_global_attribute("current_call_ctx")
+    return None if context is None else context.entry_layer
 
 
 def is_abstract() -> bool:
@@ -159,15 +142,23 @@ def applying_optimizer() -> keras.optimizers.Optimizer | None:
 
 
 @functools.cache
-def unscale_gradients_of(kind: type[keras.Variable]) -> None:
-    """Makes `LossScaleOptimizer` treat gradients of `kind` as gradients.
+def serve_self_trained(kind: type[keras.Variable]) -> None:
+    """Makes optimizers treat gradients of `kind` as gradients.
 
-    It takes what a variable with `overwrite_with_gradient` receives for a
-    value, and would leave the loss scale in it. And it looks for NaNs in one
-    boolean per element of the variable, where those of the slices are enough.
+    Keras takes what a variable with `overwrite_with_gradient` receives for a
+    value. `LossScaleOptimizer` would leave the loss scale in it, and looks for
+    NaNs in one boolean per element of the variable, where those of the slices
+    are enough. Where gradients are accumulated, an optimizer would keep the
+    largest of several, in a variable of the table's size.
+
+    Args:
+      kind: Has a method `accumulate(gradient, steps, is_last)`, which takes
+        the sum of gradients over `steps` and trains when `is_last`.
     """
     overwrites = LossScaleOptimizer._overwrite_variable_with_gradient
     check_finite = LossScaleOptimizer.check_finite
+    add_from_reference = TFOptimizer.add_variable_from_reference
+    overwrite = BaseOptimizer._overwrite_variables_directly_with_gradients
 
     def overwrites_but_kind(self, variable):
         return not isinstance(variable, kind) and overwrites(self, variable)
@@ -177,8 +168,32 @@ def unscale_gradients_of(kind: type[keras.Variable]) -> None:
             self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad
                    for grad in grads])
 
+    def add_but_for_kind(self, reference_variable, *args, **kwargs):
+        if not isinstance(reference_variable, kind):
+            return add_from_reference(
+                self, reference_variable, *args, **kwargs)
+        # Optimizers count on one variable per weight. It is never used.
+        return self.add_variable((), name="unused")
+
+    def overwrite_or_accumulate(self, grads, trainable_variables):
+        steps = self.gradient_accumulation_steps
+        if steps:
+            is_last = tf.equal((self._iterations.value + 1) % steps, 0)
+            rest = []
+            for gradient, variable in zip(grads, trainable_variables):
+                if isinstance(variable, kind):
+                    variable.accumulate(gradient, steps, is_last)
+                else:
+                    rest.append((gradient, variable))
+            grads, trainable_variables = (
+                map(list, zip(*rest)) if rest else ([], []))
+        return overwrite(self, grads, trainable_variables)
+
     LossScaleOptimizer._overwrite_variable_with_gradient = overwrites_but_kind
     LossScaleOptimizer.check_finite = check_finite_slices
+    TFOptimizer.add_variable_from_reference = add_but_for_kind
+    BaseOptimizer._overwrite_variables_directly_with_gradients = (
+        overwrite_or_accumulate)
 
 
 def h5_dataset(store: Any, key: str, shape: tuple[int, ...] | None = None,
@@ -188,11 +203,15 @@ def h5_dataset(store: Any, key: str, shape: tuple[int, ...] | None = None,
     A dataset reads and writes parts of itself; the store only all of it.
 
     Args:
-      store: What `save_own_variables` or `load_own_variables` is given.
+      store: What `save_own_variables` or `load_own_variables` is given; by
+        tf_keras, a group of an HDF5 file.
       key: A new one when `shape` is given, else one that is there.
       shape: Of the dataset to make.
       dtype: Of the dataset to make.
     """
+    if hasattr(store, "create_dataset"):
+        return (store[key] if shape is None else
+                store.create_dataset(key, shape, dtype))
     if type(store) is not _H5IOStore:
         return None
     if shape is None:

@@ -1,5 +1,6 @@
 """What the doors to private names have in common."""
 
+import functools
 import importlib
 import inspect
 from typing import Any
@@ -38,10 +39,14 @@ class PrivateNames:
             f"{self._remedy}")
 
     def find(self, module: str, name: str) -> Any:
-        """Returns `<root>.<module>.<name>`, or says what is missing."""
+        """Returns `<root>.<module>.<name>`, or says what is missing.
+
+        A dotted name is an attribute of a class of the module.
+        """
         try:
-            return getattr(
-                importlib.import_module(f"{self._root}.{module}"), name)
+            return functools.reduce(
+                getattr, name.split("."),
+                importlib.import_module(f"{self._root}.{module}"))
         except (ImportError, AttributeError) as error:
             raise self.refusal(
                 f"which has no `{self._root}.{module}.{name}`") from error

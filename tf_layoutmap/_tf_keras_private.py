@@ -6,6 +6,7 @@ Each name stands below with the reason we need it.
 import importlib
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap._private_names import PrivateNames
@@ -46,6 +47,21 @@ _NAMES.check_method(Optimizer, "_deduplicate_sparse_grad", "grads")
 _NAMES.check_method(Optimizer, "_internal_apply_gradients", "grads_and_vars")
 _NAMES.check_method(Optimizer, "_var_key", "variable")
 _NAMES.check_method(Optimizer, "build", "var_list")
+
+# What optimizers of its first years have instead, and what finishes averages.
+BaseOptimizer = _NAMES.find("optimizers.optimizer", "_BaseOptimizer")
+LegacyOptimizer = _NAMES.find("optimizers.legacy.optimizer_v2", "OptimizerV2")
+_NAMES.check_method(BaseOptimizer, "finalize_variable_values", "var_list")
+_NAMES.check_method(BaseOptimizer, "_trackable_children", "save_type")
+_NAMES.check_method(LegacyOptimizer, "apply_gradients", "grads_and_vars")
+_NAMES.check_method(LegacyOptimizer, "_create_all_weights", "var_list")
+
+# What a checkpoint holds for slot variables that are not there yet.
+if not hasattr(tf.Module, "_deferred_dependencies"):
+    raise _NAMES.refusal("where `Trackable._deferred_dependencies` is missing")
+
+# Whether a tf_keras layer is being called, and which.
+call_context = _NAMES.find("engine.base_layer_utils", "call_context")
 
 
 def layout_map_in_use() -> Any:

@@ -5,33 +5,15 @@ module is imported, so that a TensorFlow that moved one is refused here, with
 the remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
-import functools
-import importlib
-from typing import Any
-
 import tensorflow as tf
+
+from tf_layoutmap._private_names import PrivateNames
 
 SUPPORTED_VERSIONS = ("2.21",)
 
-
-def _private(module: str, name: str) -> Any:
-    """Returns `tensorflow.python.<module>.<name>`, or says what is missing.
-
-    A dotted name is an attribute of a class of the module.
-    """
-    try:
-        return functools.reduce(
-            getattr, name.split("."),
-            importlib.import_module(f"tensorflow.python.{module}"))
-    except (ImportError, AttributeError) as error:
-        supported = " or ".join(f"{v}.*" for v in SUPPORTED_VERSIONS)
-        raise ImportError(
-            f"tf_layoutmap supports TensorFlow {supported}. Received: "
-            f"TensorFlow {tf.__version__}, which has no "
-            f"`tensorflow.python.{module}.{name}`. Install a supported one: "
-            f'pip install "tensorflow=={SUPPORTED_VERSIONS[-1]}.*" (or '
-            "tensorflow-cpu).") from error
-
+_private = PrivateNames(
+    "TensorFlow", "tensorflow.python", tf.__version__, SUPPORTED_VERSIONS,
+    '"tensorflow=={}" (or tensorflow-cpu)').find
 
 # A ShardedVariable passes through tf.function as several handles.
 CompositeTensor = _private("framework.composite_tensor", "CompositeTensor")

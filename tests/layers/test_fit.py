@@ -136,15 +136,33 @@ def test_gradients_summed_over_batches_by_hand_are_one_step(rule):
     models.assert_trained(layer, twin)
 
 
-def test_gradient_accumulation_of_the_models_optimizer_is_refused():
-    model, layer = models.make_model("sgd")
-    ids, y = models.batches(1)
-    compiled(model, optimizer=keras.optimizers.SGD(
-        gradient_accumulation_steps=2))
-    with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
-        model.train_on_batch(ids, y)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("wrap", [
+    lambda **kwargs: keras.optimizers.SGD(**kwargs),
+    lambda **kwargs: keras.optimizers.Adam(**kwargs, loss_scale_factor=8.0),
+    lambda **kwargs: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(**kwargs), initial_scale=8.0)],
+    ids=["plain", "loss_scale_factor", "LossScaleOptimizer"])
+def test_accumulated_gradients_are_one_step_with_their_mean(
+        rule, run_eagerly, wrap):
+    model, layer = models.make_model(models.settings(rule))
+    compiled(model, optimizer=wrap(gradient_accumulation_steps=4),
+             run_eagerly=run_eagerly)
+    ids, y = models.batches(11)
+    model.fit(ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+    twin = models.DenseTwin(rule)
+    for start in (0, 16):  # Eight of the eleven batches.
+        batch = slice(start, start + 4 * models.NUM_SAMPLES)
+        twin.step(ids[batch], y[batch] / models.NUM_SAMPLES / 4)
+    models.assert_trained(layer, twin)
+    assert int(layer.optimizer.iterations) == 2
+    # And what waits for the next step is as large as its batches.
+    assert layer.optimizer._accumulated_ids.shape[0] is None
+    assert int(tf.size(layer.optimizer._accumulated_ids)) == (
+        3 * models.NUM_SAMPLES * models.LENGTH)
+    assert all(variable.shape.rank == 0
+               for variable in model.optimizer.variables)
 
 
 @pytest.mark.parametrize("optimizer", [

@@ -86,6 +86,38 @@ def test_weights_in_several_files_load_too(tmp_path):
     assert_same_state(other, layer)
 
 
+@pytest.mark.parametrize("kind", ["weights", "keras", "checkpoint"])
+def test_gradients_between_two_steps_are_saved(kind, tmp_path):
+    def make():
+        model, layer = models.make_model(models.settings("adagrad"))
+        model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4),
+                      models.weighted_sum)
+        return model, layer
+
+    model, layer = make()
+    train(model, 1)  # Two of four.
+    resumed, other = make()
+    if kind == "weights":
+        model.save_weights(tmp_path / "model.weights.h5")
+        resumed.load_weights(tmp_path / "model.weights.h5")
+        # Where the model's optimizer stands is in the other kinds of files.
+        resumed.optimizer.build(resumed.trainable_variables)
+        resumed.optimizer._iterations.assign(2)
+    elif kind == "keras":
+        model.save(tmp_path / "model.keras")
+        resumed = keras.models.load_model(tmp_path / "model.keras")
+        other = resumed.get_layer("words")
+    else:
+        path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
+        tf.train.Checkpoint(model=resumed).read(path).expect_partial()
+    np.testing.assert_array_equal(
+        other.embeddings.numpy(), models.start_rows())
+    for one in (model, resumed):
+        train(one, 2)
+    assert_same_state(other, layer)
+    assert int(layer.optimizer.iterations) == 1
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_checkpoint_restores_into_any_number_of_shards(optimizer, tmp_path):
     model, layer = trained(optimizer, 3)

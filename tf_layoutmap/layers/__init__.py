@@ -1,7 +1,17 @@
-"""Keras layers over tables in shards."""
+"""Keras layers over tables in shards.
 
-from tf_layoutmap.layers.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.sharded_embedding import ShardedEmbedding
-from tf_layoutmap.layers.tpu_embedding import TPUEmbedding
+A Keras 3 model takes them from here, a tf_keras model from `layers.tf_keras`,
+which needs tf_keras and is imported when it is first used.
+"""
 
-__all__ = ["RowOptimizer", "ShardedEmbedding", "TPUEmbedding"]
+from tf_layoutmap import _lazy
+
+_HOMES = {
+    "RowOptimizer": "tf_layoutmap.layers.row_optimizer:RowOptimizer",
+    "ShardedEmbedding":
+        "tf_layoutmap.layers.sharded_embedding:ShardedEmbedding",
+    "TPUEmbedding": "tf_layoutmap.layers.tpu_embedding:TPUEmbedding",
+    "tf_keras": "tf_layoutmap.layers.tf_keras",
+}
+__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+__all__ = list(_HOMES)

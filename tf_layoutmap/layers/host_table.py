@@ -7,6 +7,9 @@ import tensorflow as tf
 from tf_layoutmap import _ops
 from tf_layoutmap.sharded import ShardedVariable
 
+# Where the kernels are. Under every strategy a table is one copy, here.
+HOST = "/device:CPU:0"
+
 
 class HostTable:
     """A table and its slot variables; `MeshTable` is its twin on a mesh."""

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_layoutmap import _keras_private
 from tf_layoutmap.dtensor import sharded_rows
 from tf_layoutmap.layers.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.trains_itself import TrainsItself
@@ -43,7 +44,15 @@ class MeshTableWeight(TrainsItself, MeshVariable):
     @property
     def value(self) -> Any:
         """The DVariable; made here if this is the first need of it."""
-        self._refuse_accumulation()
+        # The first that an optimizer's `build` asks for.
+        steps = getattr(_keras_private.applying_optimizer(),
+                        "gradient_accumulation_steps", None)
+        if steps:
+            raise ValueError(
+                "The model's optimizer must not accumulate gradients of a "
+                "table that trains itself on a mesh; use bigger batches, or "
+                "optimizer=None. Received: "
+                f"gradient_accumulation_steps={steps} (weight {self.path!r}).")
         return super().value
 
     def _write(self, value: Any) -> Any:

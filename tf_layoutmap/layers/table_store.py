@@ -22,14 +22,16 @@ def save(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
     """Writes `table` under `key` of what `save_own_variables` is given."""
     dtype = tf.as_dtype(table.dtype).as_numpy_dtype
     dataset = None
-    if np.dtype(dtype).kind == "f":  # HDF5 knows no bfloat16; Keras helps.
+    if np.dtype(dtype).kind != "f" and hasattr(store, "create_dataset"):
+        dtype = np.float32  # HDF5 knows no bfloat16, but all of its numbers.
+    if np.dtype(dtype).kind == "f":  # Else Keras helps.
         dataset = _keras_private.h5_dataset(
             store, key, tuple(table.shape), dtype)
     if dataset is None:
         store[key] = table.numpy()
         return
     for place, shard in _shards(table):
-        dataset[place] = shard()
+        dataset[place] = shard().astype(dtype, copy=False)
 
 
 def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
@@ -68,7 +70,8 @@ def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
             f"{tuple(table.shape)}. Received: shape {tuple(value.shape)}.")
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
-            shard.assign(value[start:start + shard.shape[0]])
+            shard.assign(tf.cast(
+                value[start:start + shard.shape[0]], shard.dtype))
         return
     parts: dict[tuple, np.ndarray] = {}
     components = []

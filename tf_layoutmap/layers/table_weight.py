@@ -5,20 +5,18 @@ its own. `ShardWeight` is one shard of a table that the model's optimizer
 trains. Keras sees ordinary variables; a tape gives each one gradient.
 """
 
+import re
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.layers.host_table import HostTable
+from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap.layers.host_table import HOST, HostTable
 from tf_layoutmap.layers.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.trains_itself import TrainsItself
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
-
-# Where the kernels are. Under every strategy a table is one copy, here.
-HOST = "/device:CPU:0"
 
 
 class TableWeight(TrainsItself, keras.Variable):
@@ -66,7 +64,6 @@ class TableWeight(TrainsItself, keras.Variable):
 
     @property
     def value(self):
-        self._refuse_accumulation()
         return super().value if self._value is None else self._value
 
     @property
@@ -110,8 +107,17 @@ class ShardWeight(keras.Variable):
     """
 
     def __init__(self, make_table: Callable[[], ShardedVariable], shard: int,
-                 shape: tuple[int, int], *, dtype: str):
-        """Takes the variable of `shard`; may call `make_table` later."""
+                 shape: tuple[int, int], *, dtype: str, is_whole: bool):
+        """Takes the variable of `shard`; may call `make_table` later.
+
+        Args:
+          make_table: Returns the table.
+          shard: Which of its shards.
+          shape: Of the shard.
+          dtype: Of the table.
+          is_whole: Whether it is the only one.
+        """
+        self._is_whole = is_whole
         self._make_table = make_table
         self._shard = shard
         self._summed = None
@@ -123,12 +129,40 @@ class ShardWeight(keras.Variable):
         self._value = self._make_table().variables[self._shard]
 
     @property
+    def value(self):
+        # What an optimizer asks for before it writes anything.
+        if not self._is_whole:
+            _refuse_whole_weights(
+                _keras_private.applying_optimizer(), self.path)
+        return super().value
+
+    @property
     def handle(self):
         if self._value is None or _tf_private.in_save_context():
             return super().handle
         if self._summed is None:
             self._summed = _SummedShard([self._value], name=self.path)
         return self._summed
+
+
+def _refuse_whole_weights(optimizer: keras.optimizers.Optimizer | None,
+                          path: str) -> None:
+    """Raises where an optimizer would take each shard for a whole weight."""
+    what = None
+    if getattr(optimizer, "clipnorm", None):
+        what = f"clipnorm={optimizer.clipnorm}"
+    elif isinstance(optimizer, keras.optimizers.Adafactor):
+        what = "Adafactor"
+    elif isinstance(optimizer, keras.optimizers.Muon) and not (
+            optimizer.exclude_embeddings or
+            any(re.search(one, path) for one in optimizer.exclude_layers)):
+        what = "Muon(exclude_embeddings=False)"
+    if what:
+        raise ValueError(
+            "A model's optimizer that computes with a weight as a whole "
+            "trains a table in one shard only; use num_shards=1, "
+            "`global_clipnorm`, or an optimizer of the layer's own. Received: "
+            f"{what} (weight {path!r}).")
 
 
 class _SummedGradient(ShardedVariableGradient):

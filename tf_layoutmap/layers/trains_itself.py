@@ -31,17 +31,18 @@ class TrainsItself:
             value if scale is None else _divide(value, scale))
         return value
 
-    def _refuse_accumulation(self) -> None:
-        """To be called by `value`, the first an optimizer's `build` asks."""
-        optimizer = _keras_private.applying_optimizer()
-        steps = getattr(optimizer, "gradient_accumulation_steps", None)
-        if steps:
-            raise ValueError(
-                "The model's optimizer must not accumulate gradients of a "
-                "table with an optimizer of its own, which takes each as a "
-                "step; sum the gradients of several batches in a loop of your "
-                "own, or use optimizer=None. Received: "
-                f"gradient_accumulation_steps={steps} (weight {self.path!r}).")
+    def accumulate(self, gradient: Any, steps: int, is_last: Any) -> None:
+        """Takes one of `steps` gradients; a step with their mean at the last.
+
+        Args:
+          gradient: Of the table.
+          steps: The model's `gradient_accumulation_steps`.
+          is_last: `[]` bool.
+        """
+        scale = _keras_private.applying_optimizer().loss_scale_factor
+        self._optimizer.accumulate(
+            gradient if scale is None else _divide(gradient, scale),
+            steps, is_last)
 
 
 def _divide(gradient: Any, divisor: float) -> Any:
@@ -51,4 +52,4 @@ def _divide(gradient: Any, divisor: float) -> Any:
                             gradient.dense_shape)
 
 
-_keras_private.unscale_gradients_of(TrainsItself)
+_keras_private.serve_self_trained(TrainsItself)

@@ -1,6 +1,7 @@
 """Everything a table in shards does, for any class of tables."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,6 +81,24 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         self._own_shards = shards
         self._is_component = False
         self._saving_variable = None
+        # By this optimizers tell weights from each other.
+        self._unique_id = f"{shards.name}_{id(self)}"
+        self._mark_shards()
+
+    def _mark_shards(self) -> None:
+        """Tells tf_keras' optimizers whose shards the variables are.
+
+        They then save the slot variables of all shards as one, and restore
+        them into any other shards. They join them in the order of shards, so
+        it must be that of the rows.
+        """
+        shards = self._own_shards
+        if shards.axis != 0 or not shards.partition.is_contiguous:
+            return
+        for variable in shards.variables:
+            owner = getattr(variable, "_sharded_container", lambda: None)
+            if owner() is None:
+                variable._sharded_container = weakref.ref(self)
 
     # What it is.
 
@@ -190,6 +209,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         self._own_shards = dataclasses.replace(
             shards, partition=partition,
             variables=resharding.reshard(shards, partition, devices))
+        self._mark_shards()
         return self
 
     # Inside.

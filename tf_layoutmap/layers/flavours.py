@@ -1,0 +1,56 @@
+"""A layer of one flavour of Keras is never called by a model of the other.
+
+The call would work, but no model trains, counts or saves a layer that it does
+not know for one: so it is refused.
+"""
+
+import sys
+from typing import Any
+
+import keras
+
+from tf_layoutmap import _keras_private
+
+
+def refuse_tf_keras(layer: Any, inputs: Any) -> None:
+    """Raises when a Keras 3 layer is called with or by what is tf_keras'.
+
+    Raises:
+      RuntimeError: It is.
+    """
+    if "tf_keras" not in sys.modules:
+        return
+    import tf_keras
+
+    from tf_layoutmap import _tf_keras_private
+
+    caller = None
+    if tf_keras.backend.is_keras_tensor(inputs):
+        caller = "a symbolic input of tf_keras"
+    elif _tf_keras_private.call_context().in_call:
+        caller = ("a call inside tf_keras layer "
+                  f"{_tf_keras_private.call_context().layer.name!r}")
+    if caller:
+        raise RuntimeError(
+            "tlm.layers.ShardedEmbedding is for Keras 3; a tf_keras model "
+            "takes tlm.layers.tf_keras.ShardedEmbedding, or would not train "
+            f"it. Received: {caller} (layer {layer.name!r}).")
+
+
+def refuse_keras(layer: Any, inputs: Any) -> None:
+    """Raises when a tf_keras layer is called with or by what is Keras 3's.
+
+    Raises:
+      RuntimeError: It is.
+    """
+    caller = None
+    if isinstance(inputs, keras.KerasTensor):
+        caller = "a symbolic input of Keras 3"
+    elif _keras_private.calling_layer() is not None:
+        caller = ("a call inside Keras 3 layer "
+                  f"{_keras_private.calling_layer().name!r}")
+    if caller:
+        raise RuntimeError(
+            "tlm.layers.tf_keras.ShardedEmbedding is for tf_keras; a Keras 3 "
+            "model takes tlm.layers.ShardedEmbedding, or would not train it. "
+            f"Received: {caller} (layer {layer.name!r}).")

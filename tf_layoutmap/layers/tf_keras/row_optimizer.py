@@ -1,0 +1,78 @@
+"""`RowOptimizer` among the optimizers of tf_keras."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tf_layoutmap import _tf_keras_private
+from tf_layoutmap.embedding.optimizers import OptimizerSpec
+from tf_layoutmap.layers.row_updates import RowUpdates
+
+
+@tf_keras.saving.register_keras_serializable("tf_layoutmap")
+class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
+    """The optimizer inside a `tlm.layers.tf_keras.ShardedEmbedding`.
+
+    As `tlm.layers.RowOptimizer`; a learning rate may be one of
+    `tf_keras.optimizers.schedules`.
+    """
+
+    _keras = tf_keras
+
+    def __init__(self, spec: OptimizerSpec, *, name: str | None = None):
+        """Takes a rule; `ShardedEmbedding` makes it from its argument.
+
+        Args:
+          spec: The rule. Its learning rate may be a
+            `tf_keras.optimizers.schedules.LearningRateSchedule` as well.
+          name: Name of the optimizer.
+        """
+        super().__init__(name=name or f"row_{spec.name}", jit_compile=False)
+        self._spec = spec
+        self._rate = spec.learning_rate
+        if not callable(self._rate):
+            with tf.init_scope():
+                self._rate = tf.Variable(
+                    self._rate, dtype=tf.float32, trainable=False,
+                    name="learning_rate")
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the next step: a variable, or a number."""
+        if isinstance(self._rate, self._schedule()):
+            return self._rate(self.iterations)
+        return self._rate() if callable(self._rate) else self._rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if not isinstance(self._rate, tf.Variable):
+            raise TypeError(
+                "The learning rate must be a number to be set. It is "
+                f"{self._rate!r} ({self.name!r}).")
+        self._rate.assign(value)
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any,
+                        **kwargs: Any) -> None:
+        """Refused, as `build`."""
+        self.build(grads_and_vars)
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        """Refused, as `build`."""
+        self.build([variable])
+
+    def _scalars(self) -> list[tf.Variable]:
+        is_variable = isinstance(self._rate, tf.Variable)
+        return [self.iterations, *[self._rate] * is_variable]
+
+    def _rate_config(self) -> Any:
+        if isinstance(self._rate, self._schedule()):
+            return tf_keras.optimizers.schedules.serialize(self._rate)
+        return float(self.learning_rate)
+
+    def _trackable_children(self, save_type: str = "checkpoint",
+                            **kwargs: Any) -> dict[str, Any]:
+        # Not those of the base class, which it lists once: whoever made a
+        # checkpoint before the layer was built would never see its slots.
+        return super(_tf_keras_private.BaseOptimizer,
+                     self)._trackable_children(save_type, **kwargs)

@@ -1,0 +1,105 @@
+"""`ShardedEmbedding` for models of tf_keras."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tf_layoutmap import _tf_keras_private
+from tf_layoutmap.layers import flavours
+from tf_layoutmap.layers.embedding_core import EmbeddingCore
+from tf_layoutmap.layers.host_table import HOST
+from tf_layoutmap.layers.row_updates import refuse_replicas
+from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
+from tf_layoutmap.layers.tf_keras.trained_table import TrainedTable
+from tf_layoutmap.sharded import ShardedVariable
+
+
+@tf_keras.saving.register_keras_serializable("tf_layoutmap")
+class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
+    """Turns ids into rows of a table that is held in shards.
+
+    `tlm.layers.ShardedEmbedding` for tf_keras: the same arguments, and the
+    same numbers.
+
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> import tf_keras
+    >>> import tf_layoutmap as tlm
+    >>> model = tf_keras.Sequential([
+    ...     tf_keras.Input([2], dtype="int64"),
+    ...     tlm.layers.tf_keras.ShardedEmbedding(
+    ...         5, 1, num_shards=2, optimizer="sgd",
+    ...         embeddings_initializer="zeros", name="words"),
+    ...     tf_keras.layers.Flatten(),
+    ... ])
+    >>> table = model.get_layer("words")
+    >>> table.optimizer.learning_rate = 1.0
+    >>> model.compile("adam", loss=lambda y, x: tf.reduce_sum(x, axis=1))
+    >>> _ = model.fit(np.array([[3, 3]]), np.zeros([1]), verbose=0)
+    >>> table.embeddings.numpy().ravel().tolist()
+    [0.0, 0.0, 0.0, -2.0, 0.0]
+
+    With an `optimizer` of its own the table is one weight, which takes its
+    step inside the `apply_gradients` of the model's optimizer, a
+    `tf_keras.optimizers.legacy` one too. Without, each shard is a weight.
+
+    Attributes:
+      optimizer: The `RowOptimizer`, or None.
+      num_shards: Into how many shards the table is cut.
+    """
+
+    _keras = tf_keras
+    _row_optimizer = RowOptimizer
+
+    @property
+    def _table_class(self) -> type[ShardedVariable]:
+        return TrainedTable if self.optimizer else ShardedVariable
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the table."""
+        if self.built:
+            return
+        refuse_replicas(self.name)
+        if _tf_keras_private.layout_map_in_use() is not None:
+            raise RuntimeError(
+                "On a mesh, tables lie in models of Keras 3; use "
+                "tlm.layers.ShardedEmbedding, or build this layer outside of "
+                f"`layout_map_scope`. Received: layer {self.name!r} of "
+                "tf_keras.")
+        table = self._make_table()
+        # Where a checkpoint holds the rows of tf_keras.layers.Embedding.
+        self._track_trackable(table, "embeddings")
+        if self.optimizer:
+            with tf.init_scope(), tf.device(HOST):
+                table.be_trained_by(self.optimizer)
+        # Not an attribute that Keras tracks: these are the rows of the table.
+        vars(self)["_shards"] = tf.Module()
+        self._shards.variables_in_order = table.variables
+        self._trainable_weights.extend(
+            [table] if self.optimizer else table.variables)
+        super().build(input_shape)
+
+    def _exported_shards(self) -> list[tf.Variable]:
+        return list(self._shards.variables_in_order)
+
+    def _trackable_children(self, save_type: str = "checkpoint",
+                            **kwargs: Any) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "checkpoint" and self.built and not self.optimizer:
+            # The weights or the table, and not both: they are the same rows.
+            children.pop("embeddings", None)
+            children["_shards"] = self._shards
+        return children
+
+    def _refuse_other_flavour(self, inputs: Any) -> None:
+        flavours.refuse_keras(self, inputs)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Returns which ids are not padding; None without `mask_zero`."""
+        del mask
+        return tf.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """Returns `input_shape + (output_dim,)`."""
+        return tf.TensorShape(input_shape).concatenate([self.output_dim])

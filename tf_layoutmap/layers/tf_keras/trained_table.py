@@ -1,0 +1,32 @@
+"""A table that is one weight of a tf_keras layer and trains itself."""
+
+import tensorflow as tf
+
+from tf_layoutmap.layers.host_table import HostTable
+from tf_layoutmap.layers.tf_keras import optimizer_hooks
+from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
+from tf_layoutmap.sharded import ShardedVariable
+
+
+class TrainedTable(ShardedVariable):
+    """A whole table, trained by a `RowOptimizer`.
+
+    tf_keras sees a weight of the table's shape, of which a tape gives one
+    gradient. The model's optimizer hands that over inside `apply_gradients`
+    and makes no slot variables: nothing trains while one only predicts.
+    """
+
+    # What tf_keras asks of a weight besides.
+    constraint = None
+
+    def be_trained_by(self, optimizer: RowOptimizer) -> None:
+        """Makes the slot variables of `optimizer`, which takes the steps."""
+        self._optimizer = optimizer
+        optimizer.create_slots(HostTable(self))
+
+    def train(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
+        """Takes a step; the model's optimizer calls this."""
+        self._optimizer.update(gradient)
+
+
+optimizer_hooks.serve_self_trained(TrainedTable)
