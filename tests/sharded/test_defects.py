@@ -260,6 +260,69 @@ def test_shards_are_named_as_tf_keras_parses_them(grid):
         f"ads/part_{i}:0" for i in range(3)]
 
 
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+def test_tf_keras_optimizers_train_shards_as_one_variable(grid, kind):
+    tf_keras = pytest.importorskip("tf_keras")
+    adam = {"new": tf_keras.optimizers.Adam,
+            "legacy": tf_keras.optimizers.legacy.Adam}[kind]
+    # Shards of any names: TensorFlow's class needs `.../part_i`.
+    table = ShardedVariable([tf.Variable(grid[:4], name="part_of_words"),
+                             tf.Variable(grid[4:])])
+    whole = tf.Variable(grid)
+    for one, variables in ((table, table.variables), (whole, [whole])):
+        optimizer = adam(0.5)
+        for ids in ([5, 0], [5, 1, 5]):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(one, ids) ** 2)
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, variables), variables))
+    np.testing.assert_allclose(table.numpy(), whole.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [[3, 3], [1, 2, 2, 1], [6]])
+def test_slots_of_tf_keras_restore_into_other_shards(grid, sizes, tmp_path):
+    tf_keras = pytest.importorskip("tf_keras")
+
+    def built(values, sizes):
+        table = ShardedVariable(
+            [tf.Variable(part, name=f"words/part_{i}") for i, part in
+             enumerate(np.split(values, np.cumsum(sizes)[:-1]))])
+        optimizer = tf_keras.optimizers.Adam(0.5)
+        optimizer.build(table.variables)
+        return table, optimizer
+
+    table, optimizer = built(grid, [4, 2])
+    train(table, optimizer, [5, 0])
+    path = tf.train.Checkpoint(table=table, optimizer=optimizer).write(
+        str(tmp_path / "c"))
+    again, other = built(np.zeros_like(grid), sizes)
+    tf.train.Checkpoint(table=again, optimizer=other).read(
+        path).assert_existing_objects_matched()
+    for pair in ((table, optimizer), (again, other)):
+        train(*pair, [5, 1])
+    np.testing.assert_array_equal(again.numpy(), table.numpy())
+
+
+def test_variables_of_dtensor_are_shards(grid):
+    dtensor = tf.experimental.dtensor
+    mesh = dtensor.create_mesh([("x", 1)], devices=["CPU:0"])
+    layout = dtensor.Layout.replicated(mesh, rank=2)
+
+    def shard(rows):
+        return dtensor.DVariable(dtensor.copy_to_mesh(rows, layout))
+
+    table = ShardedVariable([shard(grid[:4]), shard(grid[4:])])
+    np.testing.assert_array_equal(table.numpy(), grid)
+    np.testing.assert_array_equal(table[4], grid[4])
+    np.testing.assert_array_equal(
+        tf.nn.embedding_lookup(table, [5, 0, 4]), grid[[5, 0, 4]])
+    table.scatter_add(tf.IndexedSlices(tf.ones([2, 2]), [5, 0]))
+    table.scatter_update(tf.IndexedSlices(tf.zeros([1, 2]), [1]))
+    grid[[5, 0]] += 1
+    grid[1] = 0
+    np.testing.assert_array_equal(table.numpy(), grid)
+
+
 def test_the_tape_gives_one_gradient_for_the_whole_table(grid):
     table = make_table(grid, [4, 2])
     with tf.GradientTape() as tape:

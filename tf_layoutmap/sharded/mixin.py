@@ -90,10 +90,12 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
 
         They then save the slot variables of all shards as one, and restore
         them into any other shards. They join them in the order of shards, so
-        it must be that of the rows.
+        it must be that of the rows, and know a shard's number by its name.
         """
         shards = self._own_shards
-        if shards.axis != 0 or not shards.partition.is_contiguous:
+        if shards.axis != 0 or not shards.partition.is_contiguous or any(
+                not variable.name.split(":")[0].endswith(f"part_{number}")
+                for number, variable in enumerate(shards.variables)):
             return
         for variable in shards.variables:
             owner = getattr(variable, "_sharded_container", lambda: None)

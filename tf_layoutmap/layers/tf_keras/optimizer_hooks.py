@@ -1,6 +1,7 @@
 """tf_keras' optimizers hand gradients of tables over to them."""
 
 import functools
+
 import tensorflow as tf
 import tf_keras
 
