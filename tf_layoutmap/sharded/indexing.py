@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.sharded import checks, elements, parts, routing
+from tf_layoutmap.sharded import elements, parts, routing, selectors
 from tf_layoutmap.sharded.shards import Shards
 
 
@@ -31,7 +31,7 @@ def read(shards: Shards, index: Any) -> tf.Tensor:
       tf.errors.InvalidArgumentError: A row number in a tensor is outside.
     """
     items = index if isinstance(index, tuple) else (index,)
-    num_new_axes, selector, rest = _split(shards, items)
+    num_new_axes, selector, rest = selectors.split(shards, items)
     rows, drops_axis = _read_rows(shards, selector)
     if drops_axis:
         remaining = (None,) * num_new_axes + rest
@@ -57,22 +57,22 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
       ValueError: `value` does not broadcast. Nothing is written.
     """
     items = index if isinstance(index, tuple) else (index,)
-    num_new_axes, selector, rest = _split(shards, items)
+    num_new_axes, selector, rest = selectors.split(shards, items)
     value = tf.convert_to_tensor(value, dtype=shards.dtype)
-    if _is_mask(selector) and (_array_rank(selector) or 0) > 1:
+    if selectors.is_mask_of_elements(selector):
         if rest:
             raise TypeError(
                 "A mask of single elements must stand alone to be assigned. "
                 f"Received: {len(rest)} items after it (table "
                 f"{shards.name!r}).")
-        mask = _checked_mask(shards, selector)
+        mask = selectors.checked_mask(shards, selector)
         indices = tf.where(mask)
         shape = tf.concat(
             [tf.shape(indices)[:1], shards.shape[mask.shape.rank:]], axis=0)
         elements.scatter_nd(shards, verb, indices, _broadcast(
             shards, value, shape))
         return
-    ids, drops_axis = _selected_ids(shards, selector)
+    ids, drops_axis = selectors.selected_ids(shards, selector)
     # Every element of a row has a number; indexing them tells which to write.
     row_shape = shards.row_shape.as_list()
     numbers = tf.reshape(tf.range(shards.row_shape.num_elements()), row_shape)
@@ -112,128 +112,33 @@ def dense(shards: Shards) -> tf.Tensor:
     return tf.gather(whole, tf.gather(starts, owners) + local_rows)
 
 
-def _split(shards: Shards,
-           items: tuple) -> tuple[int, Any, tuple]:
-    """Returns the new axes in front, what indexes axis 0, and the rest."""
-    rank = 1 + shards.row_shape.rank
-    num_used = sum(item is not Ellipsis and item is not None
-                   for item in items)
-    num_ellipses = sum(item is Ellipsis for item in items)
-    if num_ellipses > 1:
-        raise IndexError(
-            f"An index must have at most one `...`. Received: {num_ellipses} "
-            f"(table {shards.name!r}).")
-    selected = [item for item in items
-                if item is not None and item is not Ellipsis]
-    mask_rank = (_array_rank(selected[0]) or 1
-                 if selected and _is_mask(selected[0]) else 1)
-    if num_used - 1 + mask_rank > rank and selected:
-        raise IndexError(
-            f"An index must have at most {rank} items for table "
-            f"{shards.name!r} of shape {shards.shape}. "
-            f"Received: {num_used}.")
-    num_new_axes = 0
-    selector, rest = slice(None), ()
-    for place, item in enumerate(items):
-        if item is None:
-            num_new_axes += 1
-        elif item is Ellipsis and num_used < rank:
-            # It covers axis 0, and the rest still needs it for the others.
-            rest = items[place:]
-            break
-        elif item is not Ellipsis:
-            selector, rest = item, items[place + 1:]
-            break
-    for item in rest:
-        if _is_array(item):
-            raise TypeError(
-                "Only axis 0 takes arrays, lists and tensors of rank 1 or "
-                f"more. Received: {item!r} on a later axis (table "
-                f"{shards.name!r}).")
-    if _is_array(selector) and num_new_axes:
-        raise TypeError(
-            "New axes must come after an array, list or tensor. Received: "
-            f"{num_new_axes} before it (table {shards.name!r}).")
-    return num_new_axes, selector, rest
-
-
 def _read_rows(shards: Shards,
                selector: Any) -> tuple[tf.Tensor, bool]:
     """Returns the rows and whether axis 0 is gone from them."""
-    if isinstance(selector, slice) and not _has_tensor_bound(selector):
+    if isinstance(selector, slice) and not selectors.has_tensor_bound(selector):
         return _read_slice(shards, selector), False
-    if _is_mask(selector) and (_array_rank(selector) or 0) > 1:
+    if selectors.is_mask_of_elements(selector):
         return _read_mask(shards, selector), False
     if (shards.axis == 0 and shards.partition.placement != "callable"
             and not isinstance(selector, slice)
-            and not _is_array(selector) and not _is_tensor(selector)
+            and not selectors.is_array(selector)
+            and not selectors.is_tensor(selector)
             and not isinstance(selector, (bool, np.bool_))):
         owner, local_row = shards.partition.locate(
-            _row_number(shards, selector))
+            selectors.row_number(shards, selector))
         # Not variable[local_row]: that reads, and often copies, the shard.
         return routing.gather_checked(
             shards.alone(int(owner)), tf.constant(local_row)), True
-    ids, drops_axis = _selected_ids(shards, selector)
+    ids, drops_axis = selectors.selected_ids(shards, selector)
     return routing.gather(shards, ids), drops_axis
-
-
-def _selected_ids(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
-    """Returns the rows that are selected, and whether it is one by number."""
-    if isinstance(selector, slice):
-        if _has_tensor_bound(selector):
-            return _slice_ids(shards, selector), False
-        wanted = range(shards.num_rows)[selector]
-        return tf.range(wanted.start, wanted.start + len(wanted) * wanted.step,
-                        wanted.step, dtype=tf.int64), False
-    if _is_tensor(selector) and selector.shape.rank is None:
-        raise TypeError(
-            "A tensor must have a known rank to be an index. Received: "
-            f"unknown rank (table {shards.name!r}).")
-    if isinstance(selector, (bool, np.bool_)) or (
-            _is_mask(selector) and _array_rank(selector) == 0):
-        raise TypeError(
-            "An index must not be a single bool; use `tf.where`. Received: "
-            f"{selector!r} (table {shards.name!r}).")
-    if _is_mask(selector):
-        mask = _checked_mask(shards, selector)
-        return tf.reshape(tf.where(mask), [-1]), False
-    if _is_array(selector) or _is_tensor(selector):
-        ids = checks.ids_of(shards, selector)
-        # Only ids from -num_rows to -1 become others, so that what is outside
-        # is outside still, and refused by its own number.
-        if shards.num_rows > ids.dtype.max:
-            ids = tf.cast(ids, tf.int64)
-        ids = tf.where(tf.logical_and(ids < 0, ids >= -shards.num_rows),
-                       ids + shards.num_rows, ids)
-        return ids, ids.shape.rank == 0
-    return tf.constant(_row_number(shards, selector), tf.int64), True
-
-
-def _row_number(shards: Shards, row: Any) -> int:
-    num_rows = shards.num_rows
-    try:
-        return range(num_rows)[row]
-    except IndexError:
-        raise IndexError(
-            f"Row {row} is outside table {shards.name!r} with {num_rows} "
-            "rows.") from None
-    except TypeError:
-        raise TypeError(
-            "An index must be made of ints, slices, `...`, `None`, or an "
-            f"array, list or tensor for axis 0. Received: {row!r} (table "
-            f"{shards.name!r}).") from None
-
-
-def _has_tensor_bound(selector: slice) -> bool:
-    return any(_is_tensor(bound) for bound in
-               (selector.start, selector.stop, selector.step))
 
 
 def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
     if shards.axis == 1 or not shards.partition.is_contiguous:
         if selector == slice(None):
             return dense(shards)
-        return routing.gather(shards, _selected_ids(shards, selector)[0])
+        ids, _ = selectors.selected_ids(shards, selector)
+        return routing.gather(shards, ids)
     wanted = range(shards.num_rows)[selector]
     is_reversed = wanted.step < 0
     if is_reversed:
@@ -257,49 +162,12 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
     return tf.reverse(rows, axis=[0]) if is_reversed else rows
 
 
-def _slice_ids(shards: Shards, selector: slice) -> tf.Tensor:
-    """Returns the row numbers of a slice whose bounds are tensors, int64.
-
-    The same rule as Python's `slice.indices`.
-    """
-    num_rows = tf.constant(shards.num_rows, tf.int64)
-    step = tf.cast(1 if selector.step is None else selector.step, tf.int64)
-    forward = step > 0
-    lowest = tf.where(forward, tf.constant(0, tf.int64), -1)
-    highest = tf.where(forward, num_rows, num_rows - 1)
-
-    def bound(value: Any, default: tf.Tensor) -> tf.Tensor:
-        if value is None:
-            return default
-        value = tf.cast(value, tf.int64)
-        value = tf.where(value < 0, value + num_rows, value)
-        return tf.clip_by_value(value, lowest, highest)
-
-    start = bound(selector.start, tf.where(forward, lowest, highest))
-    stop = bound(selector.stop, tf.where(forward, highest, lowest))
-    # tf.range refuses a limit on the wrong side of its start.
-    stop = tf.where(forward, tf.maximum(start, stop),
-                    tf.minimum(start, stop))
-    return tf.range(start, stop, step)
-
-
 def _read_mask(shards: Shards, mask: Any) -> tf.Tensor:
-    mask = _checked_mask(shards, mask)
+    mask = selectors.checked_mask(shards, mask)
     if mask.shape.rank > 1:
         # Single elements of every row: there is no row to route.
         return tf.boolean_mask(dense(shards), mask)
     return routing.gather(shards, tf.reshape(tf.where(mask), [-1]))
-
-
-def _checked_mask(shards: Shards, mask: Any) -> tf.Tensor:
-    mask = tf.convert_to_tensor(mask, tf.bool)
-    shape = shards.shape[:mask.shape.rank]
-    if not mask.shape.is_compatible_with(shape):
-        raise IndexError(
-            f"A mask for table {shards.name!r} must have shape {shape}. "
-            f"Received: {mask.shape}.")
-    return checks.check_run_time_shape(shards, mask, shape, shape,
-                                       what="A mask")
 
 
 def _broadcast(shards: Shards, value: tf.Tensor,
@@ -317,29 +185,3 @@ def _broadcast(shards: Shards, value: tf.Tensor,
                 f"{tuple(known.tolist())}. Received: shape {value.shape} "
                 f"(table {shards.name!r}).")
     return tf.broadcast_to(value, shape)
-
-
-def _is_tensor(item: Any) -> bool:
-    return tf.is_tensor(item) or isinstance(item, tf.Variable)
-
-
-def _array_rank(item: Any) -> int | None:
-    if _is_tensor(item):
-        return item.shape.rank
-    return np.ndim(item)
-
-
-def _is_array(item: Any) -> bool:
-    """Whether `item` selects several rows, each by number or by a bool."""
-    if _is_tensor(item):
-        return item.shape.rank != 0
-    return isinstance(item, list) or (
-        isinstance(item, np.ndarray) and item.ndim > 0)
-
-
-def _is_mask(item: Any) -> bool:
-    if not _is_array(item):
-        return _is_tensor(item) and item.dtype == tf.bool
-    if _is_tensor(item):
-        return item.dtype == tf.bool
-    return np.asarray(item).dtype == np.bool_
