@@ -142,23 +142,15 @@ def applying_optimizer() -> keras.optimizers.Optimizer | None:
 
 
 @functools.cache
-def serve_self_trained(kind: type[keras.Variable]) -> None:
-    """Makes optimizers treat gradients of `kind` as gradients.
+def unscale_gradients_of(kind: type[keras.Variable]) -> None:
+    """Makes `LossScaleOptimizer` treat gradients of `kind` as gradients.
 
-    Keras takes what a variable with `overwrite_with_gradient` receives for a
-    value. `LossScaleOptimizer` would leave the loss scale in it, and looks for
-    NaNs in one boolean per element of the variable, where those of the slices
-    are enough. Where gradients are accumulated, an optimizer would keep the
-    largest of several, in a variable of the table's size.
-
-    Args:
-      kind: Has a method `accumulate(gradient, steps, is_last)`, which takes
-        the sum of gradients over `steps` and trains when `is_last`.
+    It takes what a variable with `overwrite_with_gradient` receives for a
+    value, and would leave the loss scale in it. And it looks for NaNs in one
+    boolean per element of the variable, where those of the slices are enough.
     """
     overwrites = LossScaleOptimizer._overwrite_variable_with_gradient
     check_finite = LossScaleOptimizer.check_finite
-    add_from_reference = TFOptimizer.add_variable_from_reference
-    overwrite = BaseOptimizer._overwrite_variables_directly_with_gradients
 
     def overwrites_but_kind(self, variable):
         return not isinstance(variable, kind) and overwrites(self, variable)
@@ -167,6 +159,23 @@ def serve_self_trained(kind: type[keras.Variable]) -> None:
         return check_finite(
             self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad
                    for grad in grads])
+
+    LossScaleOptimizer._overwrite_variable_with_gradient = overwrites_but_kind
+    LossScaleOptimizer.check_finite = check_finite_slices
+
+
+@functools.cache
+def let_accumulate(kind: type[keras.Variable]) -> None:
+    """Makes optimizers that accumulate gradients leave those of `kind` to it.
+
+    They would keep the largest of several, in a variable of the same size.
+
+    Args:
+      kind: Has a method `accumulate(gradient, steps, is_last)`, which takes
+        the sum of gradients over `steps` and trains when `is_last`.
+    """
+    add_from_reference = TFOptimizer.add_variable_from_reference
+    overwrite = BaseOptimizer._overwrite_variables_directly_with_gradients
 
     def add_but_for_kind(self, reference_variable, *args, **kwargs):
         if not isinstance(reference_variable, kind):
@@ -189,8 +198,6 @@ def serve_self_trained(kind: type[keras.Variable]) -> None:
                 map(list, zip(*rest)) if rest else ([], []))
         return overwrite(self, grads, trainable_variables)
 
-    LossScaleOptimizer._overwrite_variable_with_gradient = overwrites_but_kind
-    LossScaleOptimizer.check_finite = check_finite_slices
     TFOptimizer.add_variable_from_reference = add_but_for_kind
     BaseOptimizer._overwrite_variables_directly_with_gradients = (
         overwrite_or_accumulate)

@@ -52,4 +52,5 @@ def _divide(gradient: Any, divisor: float) -> Any:
                             gradient.dense_shape)
 
 
-_keras_private.serve_self_trained(TrainsItself)
+_keras_private.unscale_gradients_of(TrainsItself)
+_keras_private.let_accumulate(TrainsItself)
