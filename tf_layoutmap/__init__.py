@@ -25,6 +25,7 @@ _HOMES = {
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
+    "optimizers": "tf_layoutmap.embedding.host_optimizers",
     "partitioners": "tf_layoutmap.partition.partitioners",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "distribution": "tf_layoutmap.distribution",

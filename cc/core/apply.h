@@ -9,6 +9,7 @@
 #include "cc/core/lookup.h"
 #include "cc/core/optimizer.h"
 #include "cc/core/parallel_for.h"
+#include "cc/core/row_type.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/views.h"
 
@@ -30,6 +31,12 @@ struct RowGradients {
 void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     const RowGradients& gradients,
                     const ShardedView<float>& table,
+                    Span<const ShardedView<float>> slots,
+                    const RowKernels& kernels, const ParallelFor& parallel_for);
+
+// The same on a table of 16-bit rows. Slot rows are floats.
+void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
+                    const RowGradients& gradients, const HalfTable& table,
                     Span<const ShardedView<float>> slots,
                     const RowKernels& kernels, const ParallelFor& parallel_for);
 

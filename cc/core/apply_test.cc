@@ -164,6 +164,8 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
       {Optimizer::kAdam, {0.1f, 0.9f, 0.99f, 1e-6f, 1, 0}},
       {Optimizer::kFtrl, {0.1f, -0.5f, 0.01f, 0.02f, 0.1f, 0}},
       {Optimizer::kFtrl, {0.1f, -0.3f, 0.01f, 0.02f, 0.1f, 1}},
+      {Optimizer::kRowwiseAdagrad, {0.1f, 1e-6f}},
+      {Optimizer::kLamb, {0.1f, 0.9f, 0.99f, 1e-6f, 0.1f}},
   };
   const std::vector<float> modifiers = {-0.5f, 0.5f, 0.01f, 1, -0.9f, 0.9f, 1};
   const RowPartition partition =
@@ -185,7 +187,9 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
           for (int num_workers : {1, 2, 8}) {
             std::vector<TestTable> tables;
             for (int j = 0; j <= NumSlots(c.optimizer); ++j) {
-              tables.emplace_back(partition, dim, dim + j);
+              tables.emplace_back(
+                  partition, j == 0 ? dim : SlotDim(c.optimizer, j - 1, dim),
+                  dim + j);
               for (std::vector<float>& shard : tables[j].shards()) {
                 // Slots are positive.
                 for (float& x : shard) x = j == 0 ? x : std::fabs(x) + 0.1f;
@@ -264,7 +268,7 @@ TEST(ApplyTest, OptimizersGoByTheirNames) {
   EXPECT_TRUE(ParseOptimizer("adagrad", &optimizer).ok());
   EXPECT_EQ(optimizer, Optimizer::kAdagrad);
   EXPECT_EQ(NumSlots(optimizer), 1);
-  EXPECT_NE(ParseOptimizer("lamb", &optimizer).message().find("lamb"),
+  EXPECT_NE(ParseOptimizer("lars", &optimizer).message().find("lars"),
             std::string::npos);
 }
 

@@ -10,6 +10,7 @@
 #include "cc/core/optimizer.h"
 #include "cc/core/ragged_ids.h"
 #include "cc/core/row_partition.h"
+#include "cc/core/row_type.h"
 #include "cc/core/status.h"
 
 namespace layoutmap {
@@ -19,6 +20,7 @@ struct TableSpec {
   RowPartition partition;
   int64_t dim = 0;
   Optimizer optimizer = Optimizer::kNone;
+  RowType row_type = RowType::kFloat32;
   bool is_quantized = false;
   Quantization quantization;
 
@@ -32,6 +34,7 @@ struct EngineConfig {
   int64_t max_pending_steps = 4;
   // Each update is held back until the next step has been looked up.
   bool is_pipelined = false;
+  uint64_t rounding_seed = 0;  // of tables with 16-bit rows
   std::vector<TableSpec> tables;
   std::vector<FeatureSpec> features;
   std::vector<int32_t> table_of_feature;

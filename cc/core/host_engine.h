@@ -49,6 +49,10 @@ class HostEngine {
   // What one table's update works on; slots as its optimizer orders them.
   struct TableViews {
     ShardedView<float> table;
+    ShardedView<uint16_t> half_table;  // instead, if it has 16-bit rows
+    // Updates of this table so far; what 16-bit rows are rounded by depends on
+    // it.
+    uint64_t num_updates = 0;
     std::vector<ShardedView<float>> slots;
     Span<const float> hyperparameters;
   };

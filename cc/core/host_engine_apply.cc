@@ -36,10 +36,11 @@ Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
             ? "`apply_gradients` needs a dequeued step; call `enqueue` and "
               "`dequeue` first (replica " +
                   to_string(replica) + ")"
-            : "`apply_gradients` after a step that was enqueued with "
-              "training=False (replica " +
-                  to_string(replica) +
-                  "): it takes no gradients, and a TPU would wait forever");
+            : "`apply_gradients` of replica " + to_string(replica) +
+                  " after a forward-only step, which takes no gradients (a TPU "
+                  "would wait forever): it was enqueued with training=False, "
+                  "or by a tf.function that dequeues it too and does not apply "
+                  "in the same function and under the same name");
   }
   std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
   LM_RETURN_IF_ERROR(CheckGradients(*step->batches[replica], gradients));
@@ -84,9 +85,18 @@ Status HostEngine::Update(const Step& step,
     gradients.gradient_of = ids.gradient_of;
     gradients.gains = ids.gains;
     gradients.gradient_rows = gradient_rows;
-    ApplyGradients(config_.tables[t].optimizer, tables[t].hyperparameters,
-                   gradients, tables[t].table, tables[t].slots, kernels,
-                   parallel_for);
+    const TableSpec& spec = config_.tables[t];
+    if (spec.row_type == RowType::kFloat32) {
+      ApplyGradients(spec.optimizer, tables[t].hyperparameters, gradients,
+                     tables[t].table, tables[t].slots, kernels, parallel_for);
+      continue;
+    }
+    HalfTable table;
+    table.rows = tables[t].half_table;
+    table.type = spec.row_type;
+    table.noise_key = NoiseKey(config_.rounding_seed, t, tables[t].num_updates);
+    ApplyGradients(spec.optimizer, tables[t].hyperparameters, gradients, table,
+                   tables[t].slots, kernels, parallel_for);
   }
   return Status();
 }

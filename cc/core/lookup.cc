@@ -9,15 +9,16 @@ namespace {
 // in the first-level cache while the kernel runs through them.
 constexpr int64_t kTile = 512;
 
-void LookupRange(const ShardedView<const float>& table,
+template <typename T>
+void LookupRange(const ShardedView<const T>& table, RowType row_type,
                  Span<const uint32_t> rows, Span<const int64_t> splits,
                  Span<const float> gains, const RowKernels& kernels,
                  const Quantization* quantization, int64_t begin, int64_t end,
                  MatrixView<float> out) {
-  std::vector<const float*> row_of;
+  std::vector<const void*> row_of;
   row_of.reserve(kTile + kAhead);
   // Prefetching past the last row must still point somewhere harmless.
-  const float* const anywhere = out.data;
+  const void* const anywhere = out.data;
   const int64_t last = splits[end];
   while (begin < end) {
     const int64_t first = splits[begin];
@@ -31,6 +32,7 @@ void LookupRange(const ShardedView<const float>& table,
       __builtin_prefetch(row_of[i]);
     }
     LookupArgs args;
+    args.row_type = row_type;
     args.row_of = row_of.data();
     args.gains = gains.empty() ? nullptr : gains.data() + first;
     args.splits = splits.data();
@@ -43,6 +45,23 @@ void LookupRange(const ShardedView<const float>& table,
     kernels.lookup(args);
     begin = next;
   }
+}
+
+template <typename T>
+void LookupRows(const ShardedView<const T>& table, RowType row_type,
+                Span<const uint32_t> rows, Span<const int64_t> splits,
+                Span<const float> gains, const RowKernels& kernels,
+                const ParallelFor& parallel_for, MatrixView<float> out,
+                const Quantization* quantization) {
+  assert(out.num_rows == splits.size() - 1 && out.dim == table.dim);
+  assert(gains.empty() || gains.size() == rows.size());
+  // A row comes from memory, an output mostly stays in cache: about 1 ns per
+  // 4 floats and 1 ns per 16.
+  ForItems(splits, 1, 8 + table.dim / 4, parallel_for,
+           [&](int64_t begin, int64_t end) {
+             LookupRange(table, row_type, rows, splits, gains, kernels,
+                         quantization, begin, end, out);
+           });
 }
 
 }  // namespace
@@ -76,15 +95,17 @@ void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
             Span<const int64_t> splits, Span<const float> gains,
             const RowKernels& kernels, const ParallelFor& parallel_for,
             MatrixView<float> out, const Quantization* quantization) {
-  assert(out.num_rows == splits.size() - 1 && out.dim == table.dim);
-  assert(gains.empty() || gains.size() == rows.size());
-  // A row comes from memory, an output mostly stays in cache: about 1 ns per
-  // 4 floats and 1 ns per 16.
-  ForItems(splits, 1, 8 + table.dim / 4, parallel_for,
-           [&](int64_t begin, int64_t end) {
-             LookupRange(table, rows, splits, gains, kernels, quantization,
-                         begin, end, out);
-           });
+  LookupRows(table, RowType::kFloat32, rows, splits, gains, kernels,
+             parallel_for, out, quantization);
+}
+
+void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
+            Span<const uint32_t> rows, Span<const int64_t> splits,
+            Span<const float> gains, const RowKernels& kernels,
+            const ParallelFor& parallel_for, MatrixView<float> out,
+            const Quantization* quantization) {
+  LookupRows(table, row_type, rows, splits, gains, kernels, parallel_for, out,
+             quantization);
 }
 
 }  // namespace layoutmap

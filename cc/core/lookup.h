@@ -51,6 +51,13 @@ void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
             const RowKernels& kernels, const ParallelFor& parallel_for,
             MatrixView<float> out, const Quantization* quantization = nullptr);
 
+// The same of rows of 16 bits, which are read as floats.
+void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
+            Span<const uint32_t> rows, Span<const int64_t> splits,
+            Span<const float> gains, const RowKernels& kernels,
+            const ParallelFor& parallel_for, MatrixView<float> out,
+            const Quantization* quantization = nullptr);
+
 // Walks over an axis on which item i takes splits[i + 1] - splits[i] units of
 // its own plus `per_item`: calls `work` with ranges of items that cost about
 // the same, whatever the skew.

@@ -10,6 +10,7 @@ struct OptimizerInfo {
   const char* name;
   int num_slots;
   int num_hyperparameters;
+  int slot_per_row = -1;  // which slot has one value per row
 };
 
 constexpr OptimizerInfo kOptimizers[] = {
@@ -19,6 +20,8 @@ constexpr OptimizerInfo kOptimizers[] = {
     {Optimizer::kAdagradMomentum, "adagrad_momentum", 2, 6},
     {Optimizer::kAdam, "adam", 2, 6},
     {Optimizer::kFtrl, "ftrl", 2, 6},
+    {Optimizer::kRowwiseAdagrad, "rowwise_adagrad", 1, 2, 0},
+    {Optimizer::kLamb, "lamb", 3, 5, 2},
 };
 
 constexpr int kAdamLazy = 5;
@@ -47,6 +50,10 @@ Status ParseOptimizer(const std::string& name, Optimizer* optimizer) {
 }
 
 int NumSlots(Optimizer optimizer) { return Info(optimizer).num_slots; }
+
+int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim) {
+  return slot == Info(optimizer).slot_per_row ? 1 : dim;
+}
 
 bool HasModifiers(Optimizer optimizer, Span<const float> hyperparameters) {
   return hyperparameters.size() ==

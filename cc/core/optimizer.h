@@ -13,6 +13,9 @@ namespace layoutmap {
 
 Status ParseOptimizer(const std::string& name, Optimizer* optimizer);
 int NumSlots(Optimizer optimizer);
+// Columns of a slot variable whose table has `dim`: so many, or 1 where a row
+// has one value of it.
+int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 
 // The numbers of a rule, as they come in one list:
 //
@@ -24,6 +27,8 @@ int NumSlots(Optimizer optimizer);
 //                     sum_inside_sqrt, lazy
 //   ftrl              learning_rate, learning_rate_power, l1, l2, beta,
 //                     multiply_linear_by_lr
+//   rowwise_adagrad   learning_rate, epsilon
+//   lamb              learning_rate, beta_1, beta_2, epsilon, weight_decay
 //
 // perhaps followed by all of the modifiers:
 //

@@ -28,6 +28,7 @@ class CreateHostEngineOp : public Kernel {
         ctx, ctx->GetAttr("max_pending_steps", &config_.max_pending_steps));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("pipelined", &config_.is_pipelined));
     OP_REQUIRES_OK(ctx, ReadQuantization(ctx));
+    OP_REQUIRES_OK(ctx, ReadRowTypes(ctx));
   }
 
   void Run(OpKernelContext* ctx) override {
@@ -108,6 +109,27 @@ class CreateHostEngineOp : public Kernel {
       TF_RETURN_IF_ERROR(ToTf(MakeQuantization(limits[2 * t], limits[2 * t + 1],
                                                num_buckets[t], table.name,
                                                &table.quantization)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadRowTypes(OpKernelConstruction* ctx) {
+    std::vector<tensorflow::DataType> types;
+    int64_t seed;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_dtypes", &types));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("rounding_seed", &seed));
+    config_.rounding_seed = static_cast<uint64_t>(seed);
+    if (types.empty()) return absl::OkStatus();
+    if (types.size() != config_.tables.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`table_dtypes` must have one value for each of the ",
+          config_.tables.size(), " tables, or none. Received: ", types.size()));
+    }
+    for (size_t t = 0; t < types.size(); ++t) {
+      config_.tables[t].row_type =
+          types[t] == tensorflow::DT_BFLOAT16 ? RowType::kBfloat16
+          : types[t] == tensorflow::DT_HALF   ? RowType::kFloat16
+                                              : RowType::kFloat32;
     }
     return absl::OkStatus();
   }

@@ -116,11 +116,18 @@ class DequeueStepOp : public Kernel {
     TF_RETURN_IF_ERROR(
         shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
     std::vector<ShardedView<const float>> tables(config.tables.size());
+    std::vector<ShardedView<const uint16_t>> half_tables(tables.size());
     int first = 0;
     for (size_t t = 0; t < tables.size(); ++t) {
       const TableSpec& table = config.tables[t];
-      TF_RETURN_IF_ERROR(shards.View(first, table.name, table.partition,
-                                     {table.dim}, &tables[t]));
+      if (table.row_type == RowType::kFloat32) {
+        TF_RETURN_IF_ERROR(shards.View(first, table.name, table.partition,
+                                       {table.dim}, &tables[t]));
+      } else {
+        TF_RETURN_IF_ERROR(shards.HalfView(first, table.name, table.partition,
+                                           table.row_type, {table.dim},
+                                           &half_tables[t]));
+      }
       first += table.partition.num_shards();
     }
     TF_RETURN_IF_ERROR(CheckAllUsed("shards", first, shards.size()));
@@ -133,8 +140,8 @@ class DequeueStepOp : public Kernel {
     }
     for (size_t f = 0; f < batch.size(); ++f) {
       const RaggedIds& ids = batch[f];
-      const ShardedView<const float>& table =
-          tables[config.table_of_feature[f]];
+      const int32_t t = config.table_of_feature[f];
+      const TableSpec& table = config.tables[t];
       TensorShape shape({ids.num_samples()});
       const int64_t length = config.features[f].max_sequence_length;
       if (length > 0) TF_RETURN_IF_ERROR(shape.AddDimWithStatus(length));
@@ -142,10 +149,17 @@ class DequeueStepOp : public Kernel {
       Tensor* out = nullptr;
       TF_RETURN_IF_ERROR(
           activations.allocate(static_cast<int>(f), shape, &out));
-      Lookup(table, ids.rows(), ids.splits(), ids.gains(),
-             RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
-             {out->flat<float>().data(), ids.num_outputs(), table.dim},
-             config.tables[config.table_of_feature[f]].Quantized());
+      const MatrixView<float> view = {out->flat<float>().data(),
+                                      ids.num_outputs(), table.dim};
+      const RowKernels& kernels = RowKernelsFor(CurrentCpuLevel());
+      if (table.row_type == RowType::kFloat32) {
+        Lookup(tables[t], ids.rows(), ids.splits(), ids.gains(), kernels,
+               TfParallelFor(ctx), view, table.Quantized());
+      } else {
+        Lookup(half_tables[t], table.row_type, ids.rows(), ids.splits(),
+               ids.gains(), kernels, TfParallelFor(ctx), view,
+               table.Quantized());
+      }
     }
     return absl::OkStatus();
   }

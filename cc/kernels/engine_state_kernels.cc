@@ -1,6 +1,7 @@
 // Where the host engine is, and how to make it forget.
 
 #include <algorithm>
+#include <memory>
 
 #include "cc/kernels/engine_resource.h"
 
@@ -20,6 +21,21 @@ class ResetHostEngineOp : public Kernel {
     EnginePtr engine;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     engine->engine().Reset();
+  }
+};
+
+class PassStepOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    std::shared_ptr<const Batch> batch;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
+    engine->engine().FinishDequeue(replica, true);
   }
 };
 
@@ -74,6 +90,8 @@ class DescribeHostEngineOp : public Kernel {
   }
 };
 
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>PassStep").Device(DEVICE_CPU),
+                        PassStepOp);
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>ResetHostEngine").Device(DEVICE_CPU),
                         ResetHostEngineOp);
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>DescribeHostEngine").Device(DEVICE_CPU),

@@ -22,40 +22,62 @@ using tensorflow::Tensor;
 absl::Status RunUpdate(OpKernelContext* ctx, const HostEngine& engine,
                        const HostEngine::Step& step) {
   const std::vector<TableSpec>& specs = engine.config().tables;
-  OpInputList shard_handles, slot_handles;
+  OpInputList shard_handles, slot_handles, count_handles;
   TF_RETURN_IF_ERROR(ctx->input_list("shards", &shard_handles));
   TF_RETURN_IF_ERROR(ctx->input_list("slots", &slot_handles));
-  int num_shards = 0, num_slot_shards = 0;
+  TF_RETURN_IF_ERROR(ctx->input_list("rounding_steps", &count_handles));
+  int num_shards = 0, num_slot_shards = 0, num_counts = 0;
   for (const TableSpec& table : specs) {
     num_shards += table.partition.num_shards();
     num_slot_shards += NumSlots(table.optimizer) * table.partition.num_shards();
+    num_counts += table.row_type != RowType::kFloat32;
   }
   TF_RETURN_IF_ERROR(CheckAllUsed("shards", num_shards, shard_handles.size()));
   TF_RETURN_IF_ERROR(
       CheckAllUsed("slots", num_slot_shards, slot_handles.size()));
-  LockedShards shards;
   TF_RETURN_IF_ERROR(
-      shards.Lock(ctx, {"shards", "slots"}, LockedShards::Mode::kExclusive));
+      CheckAllUsed("rounding_steps", num_counts, count_handles.size()));
+  LockedShards shards;
+  TF_RETURN_IF_ERROR(shards.Lock(ctx, {"shards", "slots", "rounding_steps"},
+                                 LockedShards::Mode::kExclusive));
   std::vector<HostEngine::TableViews> tables(specs.size());
   int first = 0;
   for (size_t t = 0; t < specs.size(); ++t) {
-    TF_RETURN_IF_ERROR(shards.MutableView(ctx, first, specs[t].name,
-                                          specs[t].partition, {specs[t].dim},
-                                          &tables[t].table));
+    if (specs[t].row_type == RowType::kFloat32) {
+      TF_RETURN_IF_ERROR(shards.MutableView(ctx, first, specs[t].name,
+                                            specs[t].partition, {specs[t].dim},
+                                            &tables[t].table));
+    } else {
+      TF_RETURN_IF_ERROR(shards.MutableHalfView(
+          ctx, first, specs[t].name, specs[t].partition, specs[t].row_type,
+          {specs[t].dim}, &tables[t].half_table));
+    }
     first += specs[t].partition.num_shards();
     tables[t].hyperparameters = step.hyperparameters[t];
   }
   for (size_t t = 0; t < specs.size(); ++t) {
     tables[t].slots.resize(NumSlots(specs[t].optimizer));
-    for (ShardedView<float>& slot : tables[t].slots) {
+    for (size_t j = 0; j < tables[t].slots.size(); ++j) {
+      const int64_t dim = SlotDim(specs[t].optimizer, j, specs[t].dim);
       TF_RETURN_IF_ERROR(
           shards.MutableView(ctx, first, specs[t].name + " (slot variable)",
-                             specs[t].partition, {specs[t].dim}, &slot));
+                             specs[t].partition, {dim}, &tables[t].slots[j]));
       first += specs[t].partition.num_shards();
     }
   }
-  return ToTf(engine.Update(step, tables, RowKernelsFor(CurrentCpuLevel()),
-                            TfParallelFor(ctx)));
+  std::vector<int64_t*> counts;
+  for (size_t t = 0; t < specs.size(); ++t) {
+    if (specs[t].row_type == RowType::kFloat32) continue;
+    int64_t* count;
+    TF_RETURN_IF_ERROR(
+        shards.MutableCount(ctx, first++, specs[t].name, &count));
+    tables[t].num_updates = *count;
+    counts.push_back(count);
+  }
+  TF_RETURN_IF_ERROR(ToTf(engine.Update(
+      step, tables, RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx))));
+  for (int64_t* count : counts) ++*count;
+  return absl::OkStatus();
 }
 
 class ApplyStepOp : public Kernel {

@@ -95,6 +95,64 @@ absl::Status LockedShards::CheckShards(int first, const std::string& table,
   return absl::OkStatus();
 }
 
+absl::Status LockedShards::HalfView(int first, const std::string& table,
+                                    const RowPartition& partition,
+                                    RowType row_type,
+                                    const TensorShape& row_shape,
+                                    ShardedView<const uint16_t>* view) const {
+  TF_RETURN_IF_ERROR(CheckShards(first, table, partition,
+                                 row_type == RowType::kBfloat16
+                                     ? tensorflow::DT_BFLOAT16
+                                     : tensorflow::DT_HALF,
+                                 row_shape));
+  view->partition = &partition;
+  view->dim = row_shape.num_elements();
+  view->shards.clear();
+  for (int s = 0; s < partition.num_shards(); ++s) {
+    view->shards.push_back(
+        static_cast<const uint16_t*>(variables_[first + s]->tensor()->data()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LockedShards::MutableHalfView(tensorflow::OpKernelContext* ctx,
+                                           int first, const std::string& table,
+                                           const RowPartition& partition,
+                                           RowType row_type,
+                                           const TensorShape& row_shape,
+                                           ShardedView<uint16_t>* view) {
+  ShardedView<const uint16_t> checked;
+  TF_RETURN_IF_ERROR(
+      HalfView(first, table, partition, row_type, row_shape, &checked));
+  view->partition = &partition;
+  view->dim = checked.dim;
+  view->shards.clear();
+  for (int s = 0; s < partition.num_shards(); ++s) {
+    TF_RETURN_IF_ERROR(OwnValue(ctx, first + s));
+    view->shards.push_back(
+        static_cast<uint16_t*>(variables_[first + s]->tensor()->data()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LockedShards::MutableCount(tensorflow::OpKernelContext* ctx, int i,
+                                        const std::string& table,
+                                        int64_t** count) {
+  const Tensor& value = *variables_[i]->tensor();
+  if (!value.IsInitialized() || value.dtype() != tensorflow::DT_INT64 ||
+      value.dims() != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Table '", table,
+                     "': `rounding_steps` must be an int64 scalar. "
+                     "Received: ",
+                     tensorflow::DataTypeString(value.dtype()), " ",
+                     value.shape().DebugString()));
+  }
+  TF_RETURN_IF_ERROR(OwnValue(ctx, i));
+  *count = static_cast<int64_t*>(variables_[i]->tensor()->data());
+  return absl::OkStatus();
+}
+
 absl::Status LockedShards::FirstRowShape(const std::string& table,
                                          TensorShape* row_shape) const {
   if (variables_.empty() || variables_[0]->tensor()->dims() < 1) {

@@ -9,6 +9,7 @@
 
 #include "cc/core/lookup.h"
 #include "cc/core/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -45,6 +46,21 @@ class LockedShards {
                            const RowPartition& partition,
                            const tensorflow::TensorShape& row_shape,
                            ShardedView<T>* view);
+
+  // The same two of rows of 16 bits, as their bits.
+  absl::Status HalfView(int first, const std::string& table,
+                        const RowPartition& partition, RowType row_type,
+                        const tensorflow::TensorShape& row_shape,
+                        ShardedView<const uint16_t>* view) const;
+  absl::Status MutableHalfView(tensorflow::OpKernelContext* ctx, int first,
+                               const std::string& table,
+                               const RowPartition& partition, RowType row_type,
+                               const tensorflow::TensorShape& row_shape,
+                               ShardedView<uint16_t>* view);
+
+  // An int64 scalar, to read and to write.
+  absl::Status MutableCount(tensorflow::OpKernelContext* ctx, int i,
+                            const std::string& table, int64_t** count);
 
   // The same as bytes, for any dtype that can be copied as such.
   absl::Status ByteView(const std::string& table, const RowPartition& partition,

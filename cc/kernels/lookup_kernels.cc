@@ -176,8 +176,11 @@ class ApplyRowGradientsOp : public Kernel {
                                     LockedShards::Mode::kExclusive));
     std::vector<ShardedView<float>> views(1 + NumSlots(optimizer_));
     for (size_t j = 0; j < views.size(); ++j) {
+      // The table first, then its slots.
+      const int slot = static_cast<int>(j) - 1;
+      const int64_t columns = j == 0 ? dim : SlotDim(optimizer_, slot, dim);
       OP_REQUIRES_OK(ctx, shards.MutableView(ctx, j * num_shards, table_,
-                                             partition, {dim}, &views[j]));
+                                             partition, {columns}, &views[j]));
     }
 
     // The gradient row and the gain of each position, in the order summed.

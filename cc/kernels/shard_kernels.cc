@@ -163,8 +163,11 @@ class UpdateShardOp : public Kernel {
                     gradients->shape().DebugString())));
     std::vector<ShardedView<float>> views(shards.size());
     for (int j = 0; j < shards.size(); ++j) {
-      OP_REQUIRES_OK(ctx, shards.MutableView(ctx, j, table_, shard.partition,
-                                             row_shape, &views[j]));
+      const TensorShape slot_shape(
+          {SlotDim(optimizer_, j - 1, row_shape.num_elements())});
+      OP_REQUIRES_OK(
+          ctx, shards.MutableView(ctx, j, table_, shard.partition,
+                                  j == 0 ? row_shape : slot_shape, &views[j]));
     }
 
     std::vector<uint32_t> rows;

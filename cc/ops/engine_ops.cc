@@ -31,6 +31,8 @@ REGISTER_OP("LayoutMap>CreateHostEngine")
     .Attr("feature_max_sequence_lengths: list(int)")
     .Attr("table_num_buckets: list(int) = []")
     .Attr("table_limits: list(float) = []")
+    .Attr("table_dtypes: list({float, bfloat16, half}) = []")
+    .Attr("rounding_seed: int = 0")
     .Attr("out_of_range: {'error', 'drop', 'clip'} = 'error'")
     .Attr("pipelined: bool = false")
     .SetIsStateful()
@@ -48,6 +50,9 @@ feature_max_sequence_lengths: 0 for a feature that is not a sequence.
 table_num_buckets: By table, to how many values rows are rounded when they are
   looked up; 0 for rows as they are. Empty: 0 for all.
 table_limits: By table, the lowest and the highest of these values.
+table_dtypes: By table, how its rows are stored. Empty: float for all.
+rounding_seed: What the rounding of 16-bit rows depends on, beside the table,
+  the number of its updates, the row and the column.
 out_of_range: What becomes of ids that are no row: an error, nothing (they are
   dropped), or the nearest row.
 pipelined: Whether each update waits until the next step is looked up.
@@ -123,10 +128,12 @@ REGISTER_OP("LayoutMap>ApplyStep")
     .Input("hyperparameters: num_tables * float")
     .Input("shards: num_shards * resource")
     .Input("slots: num_slot_shards * resource")
+    .Input("rounding_steps: num_half_tables * resource")
     .Attr("num_features: int >= 1")
     .Attr("num_tables: int >= 1")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
+    .Attr("num_half_tables: int >= 0")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
@@ -136,6 +143,8 @@ gradients: Shaped like the activations.
 hyperparameters: By table, as its optimizer orders them.
 shards: All shards of the first table, then those of the second, and so on.
 slots: Table by table, one slot variable after the other, shard by shard.
+rounding_steps: Of each table with 16-bit rows, the int64 that counts its
+  updates.
 )doc");
 
 REGISTER_OP("LayoutMap>LandUpdate")
@@ -143,8 +152,10 @@ REGISTER_OP("LayoutMap>LandUpdate")
     .Input("replica: int32")
     .Input("shards: num_shards * resource")
     .Input("slots: num_slot_shards * resource")
+    .Input("rounding_steps: num_half_tables * resource")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
+    .Attr("num_half_tables: int >= 0")
     .Attr("always: bool")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
@@ -153,8 +164,21 @@ Lands the update that a pipelined engine holds back, if there is one.
 
 shards: All shards of the first table, then those of the second, and so on.
 slots: Table by table, one slot variable after the other, shard by shard.
+rounding_steps: Of each table with 16-bit rows, the int64 that counts its
+  updates.
 always: False: only if the replica's next step is forward-only, which must see
   the update.
+)doc");
+
+REGISTER_OP("LayoutMap>PassStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Dequeues the replica's oldest batch without looking it up.
+
+Of a replica in another process, which looks it up there.
 )doc");
 
 REGISTER_OP("LayoutMap>ResetHostEngine")

@@ -110,6 +110,14 @@ def test_applying_a_forward_step_is_refused_while_tracing():
     assert embedding.stats()["num_updates"] == 0
 
 
+def test_applying_elsewhere_what_a_function_only_looked_up_says_so():
+    embedding = embedding_of()
+    activations = tf.function(lambda: step(embedding, apply=False))()
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="forward-only.*tf.function that dequeues it too"):
+        embedding.apply_gradients(tf.ones_like(activations))
+
+
 def test_a_function_traced_anew_is_judged_anew():
     embedding = embedding_of()
 

@@ -40,6 +40,11 @@ RULES = {
     "ftrl times rate": ("FTRL", {
         "l1_regularization_strength": 0.1,
         "multiply_linear_by_learning_rate": True, "beta": 0.5}),
+    "rowwise": ("RowwiseAdagrad", {"initial_accumulator_value": 0.25}),
+    "rowwise from 0": ("RowwiseAdagrad", {"epsilon": 1e-3}),
+    "lamb": ("LAMB", {"epsilon": 1e-3}),
+    "lamb with decay": ("LAMB", {
+        "beta_1": 0.7, "beta_2": 0.99, "epsilon": 1e-3, "weight_decay": 0.2}),
 }
 MODIFIERS = {
     "clipped gradient": {"clipvalue": 0.3},
@@ -54,6 +59,12 @@ MODIFIERS = {
 
 
 strategy_of = functools.cache(strategies.mirrored)
+
+
+def optimizer_of(kind, rate, **settings):
+    """TensorFlow's optimizer of that name, or ours."""
+    home = tpu if hasattr(tpu, kind) else tlm.optimizers
+    return getattr(home, kind)(rate, **settings)
 
 
 def start_rows():
@@ -132,17 +143,18 @@ def check_close(found, expected):
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_equals_its_formula(name):
     kind, settings = RULES[name]
-    optimizer = getattr(tpu, kind)(0.1, **settings)
+    optimizer = optimizer_of(kind, 0.1, **settings)
     check_close(train(embedding_of(optimizer)),
                 train_reference(kind, 0.1, **settings))
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
-@pytest.mark.parametrize("name", ["sgd", "decayed momentum", "adam", "ftrl"])
+@pytest.mark.parametrize("name", [
+    "sgd", "decayed momentum", "adam", "ftrl", "rowwise", "lamb with decay"])
 def test_a_modified_rule_equals_its_formula(name, modifier):
     kind, settings = RULES[name]
     settings = {**settings, **MODIFIERS[modifier]}
-    optimizer = getattr(tpu, kind)(0.1, **settings)
+    optimizer = optimizer_of(kind, 0.1, **settings)
     check_close(train(embedding_of(optimizer)),
                 train_reference(kind, 0.1, **settings))
 
@@ -151,7 +163,7 @@ def test_a_modified_rule_equals_its_formula(name, modifier):
 def test_a_rate_that_changes_reaches_the_rule(name):
     kind, settings = RULES[name]
     rate = tf.Variable(0.0)
-    optimizer = getattr(tpu, kind)(lambda: rate, **settings)
+    optimizer = optimizer_of(kind, lambda: rate, **settings)
     check_close(train(embedding_of(optimizer), rate=rate),
                 train_reference(kind, rate.read_value, **settings))
 
@@ -162,7 +174,7 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(name):
     settings = {**settings, "weight_decay_factor": 0.01, "clipvalue": 1.5}
 
     def trained(**options):
-        optimizer = getattr(tpu, kind)(0.1, **settings)
+        optimizer = optimizer_of(kind, 0.1, **settings)
         return train(embedding_of(optimizer, **options),
                      options.get("num_replicas", 1))
 
@@ -301,7 +313,7 @@ def test_a_rule_equals_tensorflow_s_kernel(name, settings, kernel):
     kind, own = RULES[name]
     settings = {**(reference.RULES[kind].__kwdefaults__ or {}), **own,
                 **settings}
-    found = train(embedding_of(getattr(tpu, kind)(0.1, **settings)))
+    found = train(embedding_of(optimizer_of(kind, 0.1, **settings)))
     initial = reference.Table(start_rows(), kind, 0.1, **settings)
     rows = tf.Variable(start_rows())
     slots = {slot: tf.Variable(tf.cast(value, tf.float32))

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.reference import dense_reference
-from tf_layoutmap.embedding import tpu_embedding
+from tf_layoutmap.embedding import host_optimizers, tpu_embedding
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
@@ -35,7 +35,8 @@ class Table:
         elif kind == "adagrad":
             optimizer = tpu.Adagrad(rate, initial_accumulator_value=rest[0])
         else:
-            optimizer = getattr(tpu, kind)(rate, **rest[0])
+            home = tpu if hasattr(tpu, kind) else host_optimizers
+            optimizer = getattr(home, kind)(rate, **rest[0])
         rows = self.starting_rows()
 
         def initializer(shape, shard_info=None, dtype=None):

@@ -77,7 +77,8 @@ class Engine:
             "engine": self.handle, "replica": replica, "gradients": gradients,
             "hyperparameters": HYPERPARAMETERS,
             "shards": cases.handles(self.shards),
-            "slots": cases.handles(self.slots), **changes})
+            "slots": cases.handles(self.slots), "rounding_steps": [],
+            **changes})
 
     def describe(self):
         found = _ops.describe_host_engine(self.handle)

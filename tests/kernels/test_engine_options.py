@@ -39,11 +39,13 @@ class Engine:
     def apply(self, gradient, rate=1.0):
         _ops.apply_step(
             engine=self.handle, replica=0, gradients=[gradient],
-            hyperparameters=[[rate]], shards=[self.rows.handle], slots=[])
+            hyperparameters=[[rate]], shards=[self.rows.handle], slots=[],
+            rounding_steps=[])
 
     def land(self, shards=None, **options):
         _ops.land_update(**{
             "engine": self.handle, "replica": 0, "always": True, "slots": [],
+            "rounding_steps": [],
             "shards": [self.rows.handle] if shards is None else shards,
             **options})
 

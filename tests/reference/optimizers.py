@@ -56,12 +56,35 @@ def ftrl(p, slots, g, *, lr, learning_rate_power=-0.5,
     return p, {"accumulators": a, "linears": linear}
 
 
+def rowwise_adagrad(p, slots, g, *, lr, epsilon=1e-8):
+    a = slots["accumulators"] + np.mean(g**2, axis=1, keepdims=True)
+    return p - lr * g / (np.sqrt(a) + epsilon), {"accumulators": a}
+
+
+def lamb(p, slots, g, *, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-6,
+         weight_decay=0.0):
+    t = slots["steps"] + 1
+    m = beta_1 * slots["momenta"] + (1 - beta_1) * g
+    v = beta_2 * slots["velocities"] + (1 - beta_2) * g**2
+    m_hat, v_hat = m / (1 - beta_1**t), v / (1 - beta_2**t)
+    r = m_hat / (np.sqrt(v_hat) + epsilon) + weight_decay * p
+    of_p, of_r = (np.linalg.norm(one, axis=1, keepdims=True) for one in (p, r))
+    is_set = (of_p > 0) & (of_r > 0)
+    ratio = np.where(is_set, of_p / np.where(is_set, of_r, 1), 1)
+    return p - lr * ratio * r, {"momenta": m, "velocities": v, "steps": t}
+
+
 RULES = {"SGD": sgd, "Adagrad": adagrad, "AdagradMomentum": adagrad_momentum,
-         "Adam": adam, "FTRL": ftrl}
+         "Adam": adam, "FTRL": ftrl, "RowwiseAdagrad": rowwise_adagrad,
+         "LAMB": lamb}
 SLOTS = {"SGD": (), "Adagrad": ("accumulators",),
          "AdagradMomentum": ("accumulators", "momenta"),
          "Adam": ("momenta", "velocities"),
-         "FTRL": ("accumulators", "linears")}
+         "FTRL": ("accumulators", "linears"),
+         "RowwiseAdagrad": ("accumulators",),
+         "LAMB": ("momenta", "velocities", "steps")}
+# One value per row instead of one per column of it.
+PER_ROW = {("RowwiseAdagrad", "accumulators"), ("LAMB", "steps")}
 
 
 def rounded(value):
@@ -82,12 +105,13 @@ class Table:
         self._kind = kind
         settings = {name: rounded(one) for name, one in {
             **(RULES[kind].__kwdefaults__ or {}), **settings}.items()}
-        initial = settings.pop("initial_accumulator_value", 0.1)
-        if kind not in ("Adagrad", "FTRL"):
-            initial = 0.0
+        initial = settings.pop("initial_accumulator_value", {
+            "Adagrad": 0.1, "FTRL": 0.1}.get(kind, 0.0))
         self.slots = {
-            name: np.full_like(
-                self.rows, rounded(initial) if name == "accumulators" else 0)
+            name: np.full(
+                [len(self.rows), 1] if (kind, name) in PER_ROW
+                else self.rows.shape,
+                rounded(initial) if name == "accumulators" else 0.0)
             for name in SLOTS[kind]}
         self.learning_rate = learning_rate
         self._lazy = settings.pop("lazy_adam", True)

@@ -37,7 +37,7 @@ class QuantizationSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """One table: `[num_rows, dim]` float32.
+    """One table: `[num_rows, dim]`.
 
     Attributes:
       name: Unique among the tables of an embedding.
@@ -47,6 +47,7 @@ class TableSpec:
       initializer: Callable that gives the starting rows for a shape.
       optimizer: The update rule; None for a table that only serves.
       quantization: How rows are rounded in a lookup; None for as they are.
+      dtype: How rows are stored: `"float32"`, `"bfloat16"` or `"float16"`.
     """
 
     name: str
@@ -56,6 +57,23 @@ class TableSpec:
     initializer: Callable[..., Any]
     optimizer: optimizers.OptimizerSpec | None
     quantization: QuantizationSpec | None = None
+    dtype: str = "float32"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether rows are stored in 16 bits."""
+        return self.dtype != "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its rows."""
+        return (2 if self.is_half else 4) * self.num_rows * self.dim
+
+    @property
+    def num_slot_bytes(self) -> int:
+        """Bytes of its slot variables, which are float32."""
+        slots = self.optimizer.slots if self.optimizer else ()
+        return 4 * self.num_rows * sum(slot.dim(self.dim) for slot in slots)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +201,8 @@ def _read_table(config: Any, index: int, optimizer: Any,
             f"{config.layout!r} {where}.")
     if getattr(config, "dtype", "float32") != "float32":
         raise ValueError(
-            "A table of the host engine must be float32. "
+            "A TableConfig must be float32; `table_dtypes` of TPUEmbedding "
+            "says otherwise where rows shall take 16 bits. "
             f"Received: dtype={config.dtype!r} {where}.")
     if config.combiner not in COMBINERS:
         raise ValueError(

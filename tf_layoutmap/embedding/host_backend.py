@@ -17,6 +17,7 @@ from tf_layoutmap.embedding import (
     step_shapes,
     structure,
     tables,
+    worker_engine,
 )
 
 
@@ -33,7 +34,7 @@ class HostBackend:
         self, feature_config: Any, spec: config.EmbeddingSpec,
         strategy_replicas: replicas.Replicas, *,
         partitioner: tables.Partitioner | None, is_pipelined: bool,
-        out_of_range: str,
+        out_of_range: str, rounding_seed: int,
     ):
         """Takes the checked arguments of `TPUEmbedding`."""
         self._feature_config = feature_config
@@ -42,6 +43,7 @@ class HostBackend:
         self._partitioner = partitioner
         self._is_pipelined = is_pipelined
         self._out_of_range = out_of_range
+        self._rounding_seed = rounding_seed
         self._shapes = step_shapes.StepShapes(spec)
         self._modes = step_modes.StepModes()
         self.engine: host_engine.HostEngine | None = None
@@ -64,14 +66,31 @@ class HostBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]):
         """Creates the engine over the variables."""
-        self.engine = host_engine.HostEngine(
-            self._spec, variables, num_replicas=self._replicas.num_replicas,
-            is_pipelined=self._is_pipelined, out_of_range=self._out_of_range)
+        options = {"is_pipelined": self._is_pipelined,
+                   "out_of_range": self._out_of_range,
+                   "rounding_seed": self._rounding_seed}
+        if self._replicas.has_processes:
+            worker_engine.agree_on_first_values(
+                variables, self._replicas.strategy)
+            self.engine = worker_engine.WorkerEngine(
+                self._spec, variables, self._replicas, **options)
+        else:
+            self.engine = host_engine.HostEngine(
+                self._spec, variables,
+                num_replicas=self._replicas.num_replicas, **options)
 
     def enqueue(self, features: Any, weights: Any, training: Any,
                 name: str | None, device: str | None,
                 build: Callable[[], None]):
         """Hands one step over; see `TPUEmbedding.enqueue`."""
+        if (self._replicas.has_processes and device is None
+                and tf.distribute.in_cross_replica_context()):
+            # The processes meet in a step, which only a replica can take.
+            self._replicas.strategy.run(
+                lambda features, weights: self.enqueue(
+                    features, weights, training, name, None, build),
+                (features, weights))
+            return
         # All are read before the first goes in: half a step cannot pair.
         steps = [(replica, self._read_features(features, weights))
                  for replica, features, weights in self._split(

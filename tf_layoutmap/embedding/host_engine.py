@@ -26,6 +26,7 @@ class HostEngine:
         self, spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]], *, num_replicas: int,
         is_pipelined: bool = False, out_of_range: str = "error",
+        rounding_seed: int = 0,
     ):
         """Creates the engine, eagerly, on the host.
 
@@ -36,6 +37,7 @@ class HostEngine:
           is_pipelined: Whether each update waits for the next step's lookup.
           out_of_range: What becomes of ids that are no row of their table;
             one of `config.OUT_OF_RANGE`.
+          rounding_seed: Of tables with 16-bit rows.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
@@ -44,6 +46,7 @@ class HostEngine:
         # that a function being traced captures them.
         self._shards = []
         self._slots = []
+        self._rounding_steps = []
         counts, offsets = [], []
         for table in spec.tables:
             shards = tables.shards_of(
@@ -54,6 +57,9 @@ class HostEngine:
             for slot in table.optimizer.slots if table.optimizer else ():
                 self._slots.extend(
                     tables.shards_of(variables[table.name][slot.name]))
+            if tables.ROUNDING_STEPS in variables[table.name]:
+                self._rounding_steps.append(
+                    variables[table.name][tables.ROUNDING_STEPS])
         with tf.device(tables.HOST):
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,
@@ -73,6 +79,8 @@ class HostEngine:
                 feature_max_sequence_lengths=[
                     one.max_sequence_length for one in spec.features],
                 pipelined=is_pipelined, out_of_range=out_of_range,
+                table_dtypes=[tf.as_dtype(one.dtype) for one in spec.tables],
+                rounding_seed=rounding_seed,
                 **_quantization(spec.tables))
 
     def enqueue(
@@ -125,8 +133,7 @@ class HostEngine:
                 replica=tf.cast(replica, tf.int32),
                 gradients=list(gradients),
                 hyperparameters=list(hyperparameters),
-                shards=_handles(self._shards),
-                slots=_handles(self._slots))
+                **self._variables_to_update())
 
     def land(self, replica: int = 0, *, always: bool = True):
         """Lands the update that pipelining holds back, if there is one.
@@ -138,8 +145,12 @@ class HostEngine:
         with tf.device(self._handle.device):
             return _ops.land_update(
                 engine=self._handle, replica=tf.cast(replica, tf.int32),
-                shards=_handles(self._shards), slots=_handles(self._slots),
-                always=always)
+                always=always, **self._variables_to_update())
+
+    def _variables_to_update(self) -> dict[str, list[tf.Tensor]]:
+        return {"shards": _handles(self._shards),
+                "slots": _handles(self._slots),
+                "rounding_steps": _handles(self._rounding_steps)}
 
     def reset(self):
         """Forgets every step in flight."""
@@ -168,11 +179,9 @@ class HostEngine:
         }
 
     def _describe_table(self, table, num_lookups, num_unique_rows):
-        num_bytes = 4 * table.num_rows * table.dim
-        num_slots = len(table.optimizer.slots) if table.optimizer else 0
         return {
-            "num_bytes": num_bytes,
-            "num_slot_bytes": num_bytes * num_slots,
+            "num_bytes": table.num_bytes,
+            "num_slot_bytes": table.num_slot_bytes,
             "num_lookups": num_lookups,
             "num_unique_rows": num_unique_rows,
             "unique_ratio": (

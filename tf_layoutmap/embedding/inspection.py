@@ -190,10 +190,9 @@ def _describe_table(table, features) -> dict[str, Any]:
     for counts in features:
         rows.add(*counts.rows.items())
     num_bytes = 4 * table.num_rows * table.dim
-    num_slots = len(table.optimizer.slots) if table.optimizer else 0
     return {
         "num_rows": table.num_rows, "dim": table.dim,
-        "num_bytes": num_bytes, "num_slot_bytes": num_bytes * num_slots,
+        "num_bytes": num_bytes, "num_slot_bytes": table.num_slot_bytes,
         "bytes_by_optimizer": {name: num_bytes * (1 + count)
                                for name, count in _NUM_SLOTS.items()},
         "num_lookups": rows.total, "num_distinct": rows.num_distinct,

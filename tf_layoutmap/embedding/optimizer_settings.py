@@ -16,10 +16,18 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class SlotSpec:
-    """One slot variable: its name and the value its rows start with."""
+    """One slot variable: its name and the value its rows start with.
+
+    It is shaped like the table, or `[num_rows, 1]` if it `is_per_row`.
+    """
 
     name: str
     initial_value: float
+    is_per_row: bool = False
+
+    def dim(self, table_dim: int) -> int:
+        """Returns its number of columns."""
+        return 1 if self.is_per_row else table_dim
 
 
 class Settings:
@@ -150,11 +158,30 @@ def _read_ftrl(settings: Settings) -> Rule:
              settings.flag("multiply_linear_by_learning_rate")))
 
 
+def _read_rowwise_adagrad(settings: Settings) -> Rule:
+    initial = _at_least_0(settings, "initial_accumulator_value")
+    return ("rowwise_adagrad",
+            (SlotSpec("accumulators", initial, is_per_row=True),),
+            (_above_0(settings, "epsilon"),))
+
+
+def _read_lamb(settings: Settings) -> Rule:
+    return ("lamb",
+            (SlotSpec("momenta", 0.0), SlotSpec("velocities", 0.0),
+             SlotSpec("steps", 0.0, is_per_row=True)),
+            (_decay(settings, "beta_1"),
+             _decay(settings, "beta_2"),
+             _above_0(settings, "epsilon"),
+             _at_least_0(settings, "weight_decay")))
+
+
 # By class name, so that a subclass, which may mean another rule, has none.
 READERS: dict[str, Callable[[Settings], Rule]] = {
     "SGD": _read_sgd, "Adagrad": _read_adagrad,
     "AdagradMomentum": _read_adagrad_momentum, "Adam": _read_adam,
-    "FTRL": _read_ftrl}
+    "FTRL": _read_ftrl,
+    # Those of ours, which a TPU does not have.
+    "RowwiseAdagrad": _read_rowwise_adagrad, "LAMB": _read_lamb}
 
 
 def read_modifiers(settings: Settings) -> tuple[float, ...]:

@@ -58,7 +58,7 @@ def read_optimizer(
 
     Args:
       optimizer: An instance of `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or
-        `FTRL`, or None. Never changed.
+        `FTRL`, or of one of `host_optimizers`, or None. Never changed.
       table: Name of the table it is for, used in errors.
       takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
 

@@ -27,6 +27,22 @@ class Replicas:
         self._is_default = not tf.distribute.has_strategy()
         _check_supported(self.strategy, self._is_default)
         self.num_replicas = self.strategy.num_replicas_in_sync
+        # Whether other processes have replicas too.
+        self.has_processes = isinstance(
+            self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+    def handled_by(self, replica: int) -> list[int]:
+        """Returns the replicas whose steps a replica's calls carry out here.
+
+        Its own; and for the first replica of a process, in its place in the
+        order of all replicas, those of all other processes.
+        """
+        num_local = len(self.strategy.extended.worker_devices)
+        first = replica - replica % num_local
+        if replica != first:
+            return [replica]
+        local = range(first + 1, first + num_local)
+        return [one for one in range(self.num_replicas) if one not in local]
 
     def current(self) -> int | None:
         """Returns the calling replica; None outside `strategy.run`.
@@ -37,6 +53,11 @@ class Replicas:
         context = tf.distribute.get_replica_context()
         if context is None:
             return None
+        if self.has_processes and tf.executing_eagerly():
+            raise RuntimeError(
+                "Under MultiWorkerMirroredStrategy, TPUEmbedding must be used "
+                "in a tf.function: its processes exchange ids and gradients "
+                "by operations that have no eager form.")
         if context.strategy is self.strategy:
             # A constant tensor while a function is traced.
             return int(tf.get_static_value(context.replica_id_in_sync_group))
@@ -69,6 +90,11 @@ class Replicas:
         Raises:
           ValueError: If `device` is not a device of the strategy.
         """
+        if self.has_processes:
+            raise ValueError(
+                "Argument `device` must be None under "
+                "MultiWorkerMirroredStrategy, where all processes enqueue a "
+                f"step together. Received: device={device!r}.")
         wanted = tf.DeviceSpec.from_string(device)
         devices = self.strategy.extended.worker_devices
         found = [replica for replica, name in enumerate(devices)
@@ -114,10 +140,10 @@ def _names(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
 
 def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
     if not is_default and not isinstance(strategy, (
-            tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy)
+            tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy,
+            tf.distribute.MultiWorkerMirroredStrategy)
             ) and not engine_choice.is_tpu(strategy):
         raise NotImplementedError(
             "TPUEmbedding supports the default strategy, OneDeviceStrategy, "
-            "MirroredStrategy and TPUStrategy: the tables of the host engine "
-            "live in one process. Received: "
-            f"{type(strategy).__name__}.")
+            "MirroredStrategy, MultiWorkerMirroredStrategy and TPUStrategy. "
+            f"Received: {type(strategy).__name__}.")

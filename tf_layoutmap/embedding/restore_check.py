@@ -16,7 +16,7 @@ from tf_layoutmap import _tf_private
 
 def check_shapes(path: str, attribute: str,
                  variables: Mapping[str, Mapping[str, Any]]):
-    """Raises if the checkpoint holds these tables in other shapes only.
+    """Raises if the checkpoint holds these tables otherwise only.
 
     Args:
       path: The checkpoint's prefix.
@@ -24,10 +24,12 @@ def check_shapes(path: str, attribute: str,
       variables: `{table name: {variable name: variable}}`.
 
     Raises:
-      ValueError: If a variable of a table has another shape there.
+      ValueError: If a variable of a table has another shape or dtype there.
     """
     found = dict(tf.train.list_variables(path))
-    own = {_key(attribute, table, name): (table, list(variable.shape))
+    dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
+    own = {_key(attribute, table, name): (table, list(variable.shape),
+                                          tf.as_dtype(variable.dtype))
            for table, by_name in variables.items()
            for name, variable in by_name.items()}
     # Which object of the checkpoint is ours is not known here, so any whose
@@ -39,11 +41,17 @@ def check_shapes(path: str, attribute: str,
             continue
         prefix = key.removesuffix(suffix)
         mismatches.setdefault(prefix, None)
-        table, expected = own[suffix]
+        table, expected, dtype = own[suffix]
         if shape != expected:
             mismatches[prefix] = (
                 f"Table {table!r} must be restored from a tensor of shape "
                 f"{expected}. Received: shape {shape} ({key!r} in checkpoint "
+                f"{path!r}).")
+        elif dtypes[key] != dtype:
+            mismatches[prefix] = (
+                f"Table {table!r} must be restored from a tensor of dtype "
+                f"{dtype.name}; `table_dtypes` says how a table is stored. "
+                f"Received: {dtypes[key].name} ({key!r} in checkpoint "
                 f"{path!r}).")
     if mismatches and all(mismatches.values()):
         raise ValueError(next(iter(mismatches.values())))

@@ -158,7 +158,8 @@ def _in_shape(feature, table, found, activations):
 
 def _gather(table, rows, ids):
     """The rows of ids, rounded where the table is quantized."""
-    found = tf.gather(rows, ids)
+    # Rows of 16 bits are read as the engine reads them.
+    found = tf.cast(tf.gather(rows, ids), tf.float32)
     quantization = table.quantization
     if quantization is None:
         return found

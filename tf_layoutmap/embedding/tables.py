@@ -20,6 +20,9 @@ from tf_layoutmap.sharded import ShardedVariable, initial_value
 
 HOST = "/device:CPU:0"
 PARAMETERS = "parameters"
+# Of a table with 16-bit rows: how often it was updated. The rounding depends
+# on it, so it is saved with the table.
+ROUNDING_STEPS = "rounding_steps"
 
 Partitioner = Callable[..., Sequence[int]]
 
@@ -38,11 +41,13 @@ def create_tables(
     Returns:
       `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
       a `tf.Variable`, or a `ShardedVariable` where the partitioner cuts the
-      table into more than one shard.
+      table into more than one shard. A table with 16-bit rows also has
+      `"rounding_steps"`, an int64 scalar.
 
     Raises:
-      ValueError: If an initializer gives another shape or the partitioner
-        cuts along the columns; both name the table.
+      ValueError: If an initializer gives another shape, or values that the
+        dtype of the table cannot hold, or the partitioner cuts along the
+        columns; all name the table.
     """
     variables = {}
     with tf.device(HOST), tf.name_scope(""):
@@ -75,8 +80,8 @@ def _create_table(table: config.TableSpec, num_shards: int):
     shape = (table.num_rows, table.dim)
     cut = partition.RowPartition.div(table.num_rows, num_shards)
     initializer = bind_shape(table.initializer, shape)
-    rows = [initial_value.of_shard(
-        initializer, shape, tf.float32, cut, shard, table.name)
+    rows = [_in_dtype(table, initial_value.of_shard(
+        initializer, shape, tf.float32, cut, shard, table.name))
         for shard in range(num_shards)]
     # The engine trains a table that has an optimizer; a tape and a second
     # optimizer must not find it among the trainable variables.
@@ -85,8 +90,12 @@ def _create_table(table: config.TableSpec, num_shards: int):
     for slot in table.optimizer.slots if table.optimizer else ():
         variables[slot.name] = _create_variable(
             f"{table.name}/{slot.name}",
-            [tf.fill([size, table.dim], tf.constant(slot.initial_value))
-             for size in cut.sizes],
+            [tf.fill([size, slot.dim(table.dim)],
+                     tf.constant(slot.initial_value)) for size in cut.sizes],
+            trainable=False)
+    if table.is_half and table.optimizer is not None:
+        variables[ROUNDING_STEPS] = _create_variable(
+            f"{table.name}/{ROUNDING_STEPS}", [tf.constant(0, tf.int64)],
             trainable=False)
     return variables
 
@@ -102,6 +111,20 @@ def bind_shape(initializer: Callable[..., Any], shape):
     if "dtype" in inspect.signature(initializer).parameters:
         keywords["dtype"] = tf.float32
     return functools.partial(initializer, shape, **keywords)
+
+
+def _in_dtype(table: config.TableSpec, rows: tf.Tensor) -> tf.Tensor:
+    """The first rows of a table, rounded to the nearest where it has 16 bits.
+    """
+    if not table.is_half:
+        return rows
+    found = tf.cast(rows, table.dtype)
+    if bool(tf.reduce_any(tf.math.is_finite(rows) & ~tf.math.is_finite(found))):
+        raise ValueError(
+            f"The first rows of a table in {table.dtype} must be at most "
+            f"{tf.as_dtype(table.dtype).max} in magnitude. Received: "
+            f"{float(tf.reduce_max(tf.abs(rows)))} (table {table.name!r}).")
+    return found
 
 
 def _create_variable(name: str, shards: list[tf.Tensor], trainable: bool):

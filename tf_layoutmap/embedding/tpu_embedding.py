@@ -21,6 +21,7 @@ from tf_layoutmap.embedding import (
     structure,
     tables,
 )
+from tf_layoutmap.embedding import table_dtypes as dtypes
 from tf_layoutmap.embedding.tpu_engine import backend as tpu_backend
 from tf_layoutmap.embedding.tpu_engine import config_proto
 
@@ -88,6 +89,7 @@ class TPUEmbedding(tf.Module):
         pipeline_execution_with_tensor_core: bool = False, *,
         partitioner: tables.Partitioner | None = None,
         out_of_range: str = "error", engine: str = "auto",
+        table_dtypes: Any = None, rounding_seed: int = 0,
     ):
         """Reads the configuration; variables are created by `build`.
 
@@ -96,8 +98,9 @@ class TPUEmbedding(tf.Module):
             `tf.tpu.experimental.embedding.FeatureConfig`. Neither it nor its
             tables are changed; a table without name is called `table_{i}`.
           optimizer: An optimizer of `tf.tpu.experimental.embedding` (`SGD`,
-            `Adagrad`, `AdagradMomentum`, `Adam`, `FTRL`), for tables that
-            bring none; None for tables that only serve.
+            `Adagrad`, `AdagradMomentum`, `Adam`, `FTRL`) or, on the host, of
+            `tf_layoutmap.optimizers` (`RowwiseAdagrad`, `LAMB`), for tables
+            that bring none; None for tables that only serve.
           pipeline_execution_with_tensor_core: Whether lookups are one step
             old, as on a TPU whose two kinds of core work at the same time: a
             step sees the updates of all steps but the last. `flush` lands
@@ -111,6 +114,14 @@ class TPUEmbedding(tf.Module):
           engine: `"auto"`: the TPU under `TPUStrategy`, else the host engine.
             `"host"`: the host engine. `"tpu"`: the TPU; under another strategy
             there are tables to serve and no steps, as of TensorFlow's class.
+          table_dtypes: How rows are stored: `"float32"` (None), `"bfloat16"`
+            or `"float16"`, for all tables, or by table name. Rows of 16 bits
+            are looked up and updated as float32, then rounded to one of their
+            two neighbours by chance, so that small updates are not lost on
+            average; beyond the largest finite value they stay there. Slot
+            variables are float32. A TPU has float32 only.
+          rounding_seed: What that chance depends on, beside the table, the
+            number of its updates, the row and the column.
 
         Raises:
           TypeError: If `feature_config` holds something else.
@@ -137,8 +148,9 @@ class TPUEmbedding(tf.Module):
         named_features = structure.flatten_with_paths(feature_config)
         spec, table_configs = config.read_feature_config(
             named_features, optimizer, takes_slot_fn=on_tpu)
+        spec = dtypes.with_dtypes(spec, table_configs, table_dtypes)
         if on_tpu:
-            _check_tpu_arguments(partitioner, out_of_range)
+            _check_tpu_arguments(spec, partitioner, out_of_range)
             backend = tpu_backend.TPUBackend(
                 feature_config, config_proto.read_spec(
                     spec, [one for _, one in named_features], table_configs,
@@ -148,11 +160,15 @@ class TPUEmbedding(tf.Module):
             backend = host_backend.HostBackend(
                 feature_config, spec, strategy_replicas,
                 partitioner=partitioner, out_of_range=out_of_range,
-                is_pipelined=pipeline_execution_with_tensor_core)
+                is_pipelined=pipeline_execution_with_tensor_core,
+                rounding_seed=dtypes.read_seed(rounding_seed))
         # A plain object: tf.Module would track, and save, a dict or a list.
         self._state = _State(
             feature_config, spec, table_configs, strategy_replicas,
             out_of_range, backend, engine == "tpu" and not on_tpu)
+        if strategy_replicas.has_processes:
+            # Now, while all processes are known to be at the same place.
+            self.build()
 
     @_as_written
     def build(self, per_replica_input_shapes: Any = None,
@@ -323,7 +339,8 @@ class TPUEmbedding(tf.Module):
         self._make_readable("slot_variables")
         return {one: {name: slot
                       for name, slot in self._variables[spec.name].items()
-                      if name != tables.PARAMETERS}
+                      if name not in (tables.PARAMETERS,
+                                      tables.ROUNDING_STEPS)}
                 for one, spec in self._tables()}
 
     @_as_written
@@ -492,7 +509,14 @@ class TPUEmbedding(tf.Module):
         return None
 
 
-def _check_tpu_arguments(partitioner: Any, out_of_range: str):
+def _check_tpu_arguments(
+    spec: config.EmbeddingSpec, partitioner: Any, out_of_range: str,
+):
+    for table in spec.tables:
+        if table.is_half:
+            raise ValueError(
+                "Argument `table_dtypes` must be float32 under TPUStrategy. "
+                f"Received: {table.dtype} (table {table.name!r}).")
     if partitioner is not None:
         raise ValueError(
             "Argument `partitioner` must be None under TPUStrategy, whose "

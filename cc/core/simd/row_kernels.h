@@ -9,9 +9,21 @@ namespace layoutmap {
 
 enum class CpuLevel { kBaseline, kAvx2, kAvx512 };
 
-enum class Optimizer { kNone, kSgd, kAdagrad, kAdagradMomentum, kAdam, kFtrl };
+enum class Optimizer {
+  kNone,
+  kSgd,
+  kAdagrad,
+  kAdagradMomentum,
+  kAdam,
+  kFtrl,
+  kRowwiseAdagrad,
+  kLamb
+};
 
-constexpr int kMaxSlots = 2;
+// How the rows of a table are stored.
+enum class RowType { kFloat32, kBfloat16, kFloat16 };
+
+constexpr int kMaxSlots = 3;
 
 // What goes around any update rule, in this order: the gradient is clipped,
 // the rule runs, the row decays, the row is clipped.
@@ -44,7 +56,8 @@ constexpr int64_t kAhead = 16;
 // order, of quantized rows if so asked. `row_of` and `gains` are indexed by
 // i - first.
 struct LookupArgs {
-  const float* const* row_of;
+  RowType row_type = RowType::kFloat32;
+  const void* const* row_of;
   const float* gains;  // null: 1 each
   const int64_t* splits;
   int64_t first;
@@ -74,11 +87,34 @@ struct ApplyArgs {
   int64_t begin;
   int64_t end;
   int64_t dim;
+  float* scratch;  // [dim], for the rules that need a whole row at once
+};
+
+// Rows of 16 bits as floats, `rows` [num_rows, dim].
+struct ExpandArgs {
+  RowType row_type;
+  const uint16_t* const* row_of;
+  int64_t num_rows;
+  int64_t dim;
+  float* rows;
+};
+
+// And back: each value becomes one of its two neighbours, as the noise of its
+// row and column has it; beyond the largest finite value, that one.
+struct RoundArgs {
+  RowType row_type;
+  const float* rows;
+  const uint64_t* noise_keys;  // one per row
+  int64_t num_rows;
+  int64_t dim;
+  uint16_t* const* row_of;
 };
 
 struct RowKernels {
   void (*lookup)(const LookupArgs& args);
   void (*apply)(const ApplyArgs& args);
+  void (*expand)(const ExpandArgs& args);
+  void (*round)(const RoundArgs& args);
 };
 
 // The best level this CPU has, or the lower one that the environment variable

@@ -9,7 +9,11 @@
 #include "cc/core/optimizers/adagrad_momentum.h"
 #include "cc/core/optimizers/adam.h"
 #include "cc/core/optimizers/ftrl.h"
+#include "cc/core/optimizers/lamb.h"
+#include "cc/core/optimizers/rowwise_adagrad.h"
 #include "cc/core/optimizers/sgd.h"
+#include "cc/core/simd/columns.h"
+#include "cc/core/simd/half.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/simd/vector.h"
 
@@ -28,6 +32,34 @@ inline void PrefetchColumns(const float* row, int64_t columns) {
     __builtin_prefetch(row + c, kForWrite, kSecondLevel);
   }
 }
+template <int kForWrite>
+inline void PrefetchColumns(const uint16_t* row, int64_t columns) {
+  for (int64_t c = 0; c < columns; c += 2 * kFloatsPerLine) {
+    __builtin_prefetch(row + c, kForWrite);
+  }
+}
+
+// What a row is read as.
+struct Float32 {
+  typedef float Stored;
+  static void Read(const float* p, float* x) { *x = *p; }
+  static void Read(const float* p, Vector* x) { *x = Load(p); }
+};
+
+template <typename Half>
+struct Halved {
+  typedef uint16_t Stored;
+  static void Read(const uint16_t* p, float* x) {
+    uint32_t half;
+    ReadHalf(p, &half);
+    *x = Half::Expand(half);
+  }
+  static void Read(const uint16_t* p, Vector* x) {
+    Words half;
+    ReadHalf(p, &half);
+    *x = Half::Expand(half);
+  }
+};
 
 // What a looked-up value goes through before it is summed.
 struct AsIs {
@@ -51,65 +83,126 @@ struct Quantize {
 };
 
 // Adds up columns [c, c + width of sum) of the rows i in [0, num_rows).
-template <int kRegisters, typename Read>
-inline void SumRows(const Read& read, const float* const* row_of,
+template <typename Type, int kRegisters, typename Change>
+inline void SumRows(const Change& change, const void* const* row_of,
                     const float* gains, int64_t num_rows, int64_t c,
                     Vector* sum) {
+  typedef const typename Type::Stored* Row;
   for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
   for (int64_t i = 0; i < num_rows; ++i) {
-    PrefetchColumns<0>(row_of[i + kAhead] + c, kRegisters * kLanes);
-    const float* row = row_of[i] + c;
+    PrefetchColumns<0>(static_cast<Row>(row_of[i + kAhead]) + c,
+                       kRegisters * kLanes);
+    const Row row = static_cast<Row>(row_of[i]) + c;
+    Vector value;
     if (gains == nullptr) {
       for (int r = 0; r < kRegisters; ++r) {
-        sum[r] += read(Load(row + r * kLanes));
+        Type::Read(row + r * kLanes, &value);
+        sum[r] += change(value);
       }
     } else {
       const float gain = gains[i];
       for (int r = 0; r < kRegisters; ++r) {
-        sum[r] += gain * read(Load(row + r * kLanes));
+        Type::Read(row + r * kLanes, &value);
+        sum[r] += gain * change(value);
       }
     }
   }
 }
 
-template <int kRegisters, typename Read>
-inline int64_t LookupColumns(const Read& read, const float* const* row_of,
+template <typename Type, int kRegisters, typename Change>
+inline int64_t LookupColumns(const Change& change, const void* const* row_of,
                              const float* gains, int64_t num_rows, int64_t c,
                              int64_t dim, float* out) {
   constexpr int64_t kWidth = kRegisters * kLanes;
   for (; c + kWidth <= dim; c += kWidth) {
     Vector sum[kRegisters];
-    SumRows<kRegisters>(read, row_of, gains, num_rows, c, sum);
+    SumRows<Type, kRegisters>(change, row_of, gains, num_rows, c, sum);
     for (int r = 0; r < kRegisters; ++r) Store(out + c + r * kLanes, sum[r]);
   }
   return c;
 }
 
-template <typename Read>
-void LookupAll(const Read& read, const LookupArgs& a) {
+template <typename Type, typename Change>
+void LookupAll(const Change& change, const LookupArgs& a) {
   for (int64_t o = a.begin; o < a.end; ++o) {
     const int64_t first = a.splits[o] - a.first;
     const int64_t num_rows = a.splits[o + 1] - a.splits[o];
-    const float* const* row_of = a.row_of + first;
+    const void* const* row_of = a.row_of + first;
     const float* gains = a.gains == nullptr ? nullptr : a.gains + first;
     float* out = a.out + o * a.dim;
     int64_t c = 0;
-    c = LookupColumns<8>(read, row_of, gains, num_rows, c, a.dim, out);
-    c = LookupColumns<4>(read, row_of, gains, num_rows, c, a.dim, out);
-    c = LookupColumns<1>(read, row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<Type, 8>(change, row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<Type, 4>(change, row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<Type, 1>(change, row_of, gains, num_rows, c, a.dim, out);
     for (; c < a.dim; ++c) {
       float sum = 0;
       for (int64_t i = 0; i < num_rows; ++i) {
-        sum += (gains == nullptr ? 1.0f : gains[i]) * read(row_of[i][c]);
+        float value;
+        Type::Read(static_cast<const typename Type::Stored*>(row_of[i]) + c,
+                   &value);
+        sum += (gains == nullptr ? 1.0f : gains[i]) * change(value);
       }
       out[c] = sum;
     }
   }
 }
 
+template <typename Type>
+void LookupType(const LookupArgs& a) {
+  if (a.quantization == nullptr) return LookupAll<Type>(AsIs(), a);
+  LookupAll<Type>(Quantize{*a.quantization}, a);
+}
+
 void Lookup(const LookupArgs& a) {
-  if (a.quantization == nullptr) return LookupAll(AsIs(), a);
-  LookupAll(Quantize{*a.quantization}, a);
+  switch (a.row_type) {
+    case RowType::kFloat32:
+      return LookupType<Float32>(a);
+    case RowType::kBfloat16:
+      return LookupType<Halved<Bfloat16>>(a);
+    case RowType::kFloat16:
+      return LookupType<Halved<Float16>>(a);
+  }
+}
+
+template <typename Half>
+void ExpandType(const ExpandArgs& a) {
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    PrefetchColumns<1>(a.row_of[i + kAhead], a.dim);
+    float* const out = a.rows + i * a.dim;
+    ForColumns(a.dim, [&](int64_t c, auto x) {
+      Halved<Half>::Read(a.row_of[i] + c, &x);
+      Write(out + c, x);
+    });
+  }
+}
+
+void Expand(const ExpandArgs& a) {
+  if (a.row_type == RowType::kBfloat16) return ExpandType<Bfloat16>(a);
+  ExpandType<Float16>(a);
+}
+
+template <typename Half, typename V>
+inline void RoundColumns(const float* row, uint64_t key, int64_t c,
+                         uint16_t* out, V value) {
+  Read(row + c, &value);
+  auto columns = BitsOf(value);  // for its type
+  Columns(static_cast<uint32_t>(c), &columns);
+  WriteHalf(out + c, Half::Round(value, Noise(key, columns)));
+}
+
+template <typename Half>
+void RoundType(const RoundArgs& a) {
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    ForColumns(a.dim, [&](int64_t c, auto x) {
+      RoundColumns<Half>(a.rows + i * a.dim, a.noise_keys[i], c, a.row_of[i],
+                         x);
+    });
+  }
+}
+
+void Round(const RoundArgs& a) {
+  if (a.row_type == RowType::kBfloat16) return RoundType<Bfloat16>(a);
+  RoundType<Float16>(a);
 }
 
 // One unique row: its positions and where its row and slot rows are.
@@ -214,6 +307,57 @@ void ApplyRule(const Rule& rule, bool accumulate, const ApplyArgs& a) {
   }
 }
 
+// A rule that needs the gradient of the whole row before it moves any of it.
+template <typename Rule>
+inline void ApplyWholeRow(const Rule& rule, const RowStep& s, int64_t k,
+                          int64_t k_end) {
+  float* const g = s.a.scratch;
+  const Modifiers* const m = s.a.modifiers;
+  ForColumns(s.a.dim, [&](int64_t c, auto x) {
+    auto value = x;
+    for (int64_t i = k; i < k_end; ++i) {
+      Read(s.gradient(i) + c, &value);
+      x += s.gain(i) * value;
+    }
+    if (m != nullptr) {
+      x = Clip(x, Fill<decltype(x)>(m->clip_gradient_min),
+               Fill<decltype(x)>(m->clip_gradient_max));
+    }
+    Write(g + c, x);
+  });
+  rule(s.a.dim, g, s.row, s.slots);
+  if (m == nullptr) return;
+  ForColumns(s.a.dim, [&](int64_t c, auto x) {
+    Read(s.row + c, &x);
+    x -= m->weight_decay * x;
+    Write(s.row + c, Clip(x, Fill<decltype(x)>(m->clip_weight_min),
+                          Fill<decltype(x)>(m->clip_weight_max)));
+  });
+}
+
+template <typename Rule>
+void RunWholeRows(const ApplyArgs& a) {
+  const Rule rule(a.hyperparameters);
+  const bool accumulate = a.modifiers == nullptr || a.modifiers->accumulate;
+  for (int64_t u = a.begin; u < a.end; ++u) {
+    const int64_t i = u - a.begin;
+    RowStep s = {a, a.splits[u], a.splits[u + 1], a.row_of[i], {}};
+    PrefetchColumns<1>(a.row_of[i + kAhead], a.dim);
+    for (int j = 0; j < Rule::kNumSlots; ++j) {
+      s.slots[j] = a.slot_of[j][i];
+      PrefetchColumns<1>(a.slot_of[j][i + kAhead],
+                         Rule::kIsPerRow[j] ? 1 : a.dim);
+    }
+    if (accumulate) {
+      ApplyWholeRow(rule, s, s.k_begin, s.k_end);
+    } else {
+      for (int64_t k = s.k_begin; k < s.k_end; ++k) {
+        ApplyWholeRow(rule, s, k, k + 1);
+      }
+    }
+  }
+}
+
 template <typename Rule>
 void Run(const ApplyArgs& a) {
   const Rule rule(a.hyperparameters);
@@ -238,13 +382,17 @@ void Apply(const ApplyArgs& a) {
       return Run<Adam>(a);
     case Optimizer::kFtrl:
       return Run<Ftrl>(a);
+    case Optimizer::kRowwiseAdagrad:
+      return RunWholeRows<RowwiseAdagrad>(a);
+    case Optimizer::kLamb:
+      return RunWholeRows<Lamb>(a);
   }
 }
 
 }  // namespace
 
 extern const RowKernels kRowKernels;
-const RowKernels kRowKernels = {&Lookup, &Apply};
+const RowKernels kRowKernels = {&Lookup, &Apply, &Expand, &Round};
 
 }  // namespace LM_ISA
 }  // namespace layoutmap

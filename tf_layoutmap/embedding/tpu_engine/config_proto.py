@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 
-from tf_layoutmap.embedding import config
+from tf_layoutmap.embedding import config, host_optimizers
 from tf_layoutmap.embedding.tpu_engine import optimizer_protos
 
 # The embedding operations hold ids in 32 bits.
@@ -58,6 +58,11 @@ def read_spec(
             raise ValueError(
                 f"{type(None)} is an unsupported optimizer class; under "
                 "TPUStrategy every table needs an optimizer of "
+                f"tf.tpu.experimental.embedding (table {table.name!r}).")
+        if isinstance(one, host_optimizers.HostOptimizer):
+            raise ValueError(
+                f"{type(one).__name__} is an optimizer of the host engine; a "
+                "TPU has no such rule. Under TPUStrategy use one of "
                 f"tf.tpu.experimental.embedding (table {table.name!r}).")
         if table.num_rows > MAX_NUM_ROWS:
             raise ValueError(

@@ -1,0 +1,141 @@
+// Values of 16 bits as floats, and floats rounded to them by chance. Only for
+// files compiled once per instruction set.
+//
+// All of it is integer arithmetic, or exact: TensorFlow's threads take
+// subnormal floats for 0, and the bits must not depend on that.
+
+#ifndef TF_LAYOUTMAP_CORE_SIMD_HALF_H_
+#define TF_LAYOUTMAP_CORE_SIMD_HALF_H_
+
+#include <cstdint>
+
+#include "cc/core/simd/vector.h"
+
+namespace layoutmap {
+namespace LM_ISA {
+
+typedef uint16_t Halves
+    __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+
+// One operation for a register and for one value, as in vector.h.
+static inline void ReadHalf(const uint16_t* p, uint32_t* x) { *x = *p; }
+static inline void ReadHalf(const uint16_t* p, Words* x) {
+  *x = __builtin_convertvector(*reinterpret_cast<const Halves*>(p), Words);
+}
+static inline void WriteHalf(uint16_t* p, uint32_t x) {
+  *p = static_cast<uint16_t>(x);
+}
+static inline void WriteHalf(uint16_t* p, Words x) {
+  *reinterpret_cast<Halves*>(p) = __builtin_convertvector(x, Halves);
+}
+static inline uint32_t BitsOf(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+static inline Words BitsOf(Vector x) { return (Words)x; }
+static inline float FromBits(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+static inline Vector FromBits(Words bits) { return (Vector)bits; }
+// Of whole numbers below 2^31, and back, towards 0.
+static inline float ToFloat(uint32_t x) {
+  return static_cast<float>(static_cast<int32_t>(x));
+}
+static inline Vector ToFloat(Words x) {
+  return __builtin_convertvector((Ints)x, Vector);
+}
+static inline uint32_t ToWhole(float x) {
+  return static_cast<uint32_t>(static_cast<int32_t>(x));
+}
+static inline Words ToWhole(Vector x) {
+  return (Words) __builtin_convertvector(x, Ints);
+}
+// 1 where it holds, else 0.
+static inline uint32_t OneWhere(bool is) { return is; }
+static inline Words OneWhere(Ints is) { return (Words)is & 1u; }
+// The columns from c on.
+static inline void Columns(uint32_t c, uint32_t* columns) { *columns = c; }
+static inline void Columns(uint32_t c, Words* columns) {
+  for (int i = 0; i < kLanes; ++i) (*columns)[i] = c + i;
+}
+
+// The noise of a column: two rounds of multiplying and shifting, the constants
+// of MurmurHash3's finalizer, around the two halves of the row's key.
+template <typename W>
+static inline W Noise(uint64_t key, W column) {
+  W x = column * 0x9e3779b9u + static_cast<uint32_t>(key);
+  x ^= x >> 16;
+  x *= 0x85ebca6bu;
+  x += static_cast<uint32_t>(key >> 32);
+  x ^= x >> 13;
+  x *= 0xc2b2ae35u;
+  return x ^ (x >> 16);
+}
+
+constexpr uint32_t kInfinity = 0x7f800000;
+
+struct Bfloat16 {
+  template <typename W>
+  static auto Expand(W half) {
+    return FromBits(half << 16);
+  }
+
+  // A finite value stays finite: beyond the largest one it becomes that one.
+  template <typename F, typename W>
+  static W Round(F value, W noise) {
+    const W zero = {};
+    const W bits = BitsOf(value);
+    const W magnitude = bits & 0x7fffffffu;
+    const W sign = (bits >> 16) & 0x8000u;
+    W half = (magnitude + (noise >> 16)) >> 16;
+    half = half > zero + 0x7f7fu ? zero + 0x7f7fu : half;
+    const W special =
+        magnitude > zero + kInfinity ? zero + 0x7fc0u : zero + 0x7f80u;
+    return sign | (magnitude < zero + kInfinity ? half : special);
+  }
+};
+
+struct Float16 {
+  template <typename W>
+  static auto Expand(W half) {
+    const W zero = {};
+    const W magnitude = half & 0x7fffu;
+    const W sign = (half & 0x8000u) << 16;
+    const W normal = (magnitude << 13) + (112u << 23);
+    const W subnormal = BitsOf(ToFloat(magnitude) * 0x1p-24f);
+    const W special = (magnitude << 13) | kInfinity;
+    W bits = magnitude < zero + 0x400u ? subnormal : normal;
+    bits = magnitude < zero + 0x7c00u ? bits : special;
+    return FromBits(sign | bits);
+  }
+
+  template <typename F, typename W>
+  static W Round(F value, W noise) {
+    const W zero = {};
+    const W bits = BitsOf(value);
+    const W magnitude = bits & 0x7fffffffu;
+    const W sign = (bits >> 16) & 0x8000u;
+    // From 2^-14 on 13 bits of the mantissa go.
+    W half = ((magnitude + (noise >> 19)) >> 13) - (112u << 10);
+    half = half > zero + 0x7bffu ? zero + 0x7bffu : half;
+    // Below, values lie 2^-24 apart; what is left is compared as 24 bits.
+    const auto is_small = magnitude < zero + 0x38800000u;
+    const F scaled = FromBits(is_small ? magnitude : zero) * 0x1p24f;
+    const W whole = ToWhole(scaled);
+    const W rest = ToWhole((scaled - ToFloat(whole)) * 0x1p24f);
+    half = is_small ? whole + OneWhere((noise >> 8) < rest) : half;
+    const W special =
+        magnitude > zero + kInfinity ? zero + 0x7e00u : zero + 0x7c00u;
+    return sign | (magnitude < zero + kInfinity ? half : special);
+  }
+};
+
+}  // namespace LM_ISA
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_SIMD_HALF_H_

@@ -1,0 +1,150 @@
+"""Optimizers that only the host engine has.
+
+They stand where TensorFlow's TPU optimizers do: as the `optimizer` of a
+`TPUEmbedding` or of a `TableConfig`. A TPU cannot carry them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+LearningRate = float | Callable[[], Any]
+
+
+class HostOptimizer:
+    """What these optimizers have in common: the options around a rule.
+
+    The attributes are those of TensorFlow's TPU optimizers.
+    """
+
+    slot_variable_creation_fn = None  # The engine creates them.
+
+    def __init__(
+        self, learning_rate: LearningRate, *,
+        use_gradient_accumulation: bool = True,
+        clip_weight_min: float | None = None,
+        clip_weight_max: float | None = None,
+        weight_decay_factor: float | None = None,
+        multiply_weight_decay_factor_by_learning_rate: bool | None = None,
+        clipvalue: float | tuple[float | None, float | None] | None = None,
+    ):
+        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+
+        Args:
+          learning_rate: A number, or a callable without arguments.
+          use_gradient_accumulation: False: one step per looked-up id instead
+            of one for their sum.
+          clip_weight_min: The lowest value of a row after its step.
+          clip_weight_max: The highest.
+          weight_decay_factor: After the rule, `p -= factor * p`.
+          multiply_weight_decay_factor_by_learning_rate: Whether the factor is
+            times the learning rate.
+          clipvalue: What each value of the summed gradient is clipped to:
+            `(low, high)`, or one number for both sides.
+        """
+        self.learning_rate = learning_rate
+        self.use_gradient_accumulation = use_gradient_accumulation
+        self.clip_weight_min = clip_weight_min
+        self.clip_weight_max = clip_weight_max
+        self.weight_decay_factor = weight_decay_factor
+        self.multiply_weight_decay_factor_by_learning_rate = (
+            multiply_weight_decay_factor_by_learning_rate)
+        if isinstance(clipvalue, tuple):
+            self.clip_gradient_min, self.clip_gradient_max = clipvalue
+        elif clipvalue is None:
+            self.clip_gradient_min = self.clip_gradient_max = None
+        else:
+            self.clip_gradient_min = -clipvalue
+            self.clip_gradient_max = clipvalue
+
+
+class RowwiseAdagrad(HostOptimizer):
+    """Adagrad with one accumulator per row instead of one per value.
+
+    The slot variable `accumulators` is `[num_rows, 1]`, so a table takes
+    `1 / dim` of Adagrad's memory on top. For each row that a step looked up,
+    with `g` the sum of its gradients:
+
+        a += mean(g**2)
+        p -= learning_rate / (sqrt(a) + epsilon) * g
+
+    as DLRM's `RWSAdagrad` and FBGEMM's `EXACT_ROWWISE_ADAGRAD` have it
+    (Mudigere et al., "Software-Hardware Co-design for Fast and Scalable
+    Training of Deep Learning Recommendation Models", arXiv 2104.05158).
+
+    >>> import tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> words = tf.tpu.experimental.embedding.TableConfig(
+    ...     4, 2, tf.ones, tlm.optimizers.RowwiseAdagrad(0.5), "sum", "words")
+    >>> embedding = tlm.TPUEmbedding(
+    ...     tf.tpu.experimental.embedding.FeatureConfig(words), None)
+    >>> embedding.enqueue(tf.constant([1]))
+    >>> embedding.apply_gradients(tf.ones_like(embedding.dequeue()))
+    >>> embedding.embedding_tables[words].numpy()[:2].tolist()
+    [[1.0, 1.0], [0.5, 0.5]]
+    """
+
+    def __init__(
+        self, learning_rate: LearningRate = 0.001,
+        initial_accumulator_value: float = 0.0, epsilon: float = 1e-8,
+        **options: Any,
+    ):
+        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+
+        Args:
+          learning_rate: A number, or a callable without arguments.
+          initial_accumulator_value: What `accumulators` start with, at least
+            0.
+          epsilon: Added to the root, above 0.
+          **options: Those of `HostOptimizer`: `clipvalue`,
+            `weight_decay_factor` and the others of TensorFlow's optimizers.
+        """
+        super().__init__(learning_rate, **options)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+
+
+class LAMB(HostOptimizer):
+    """LAMB (You et al., "Large Batch Optimization for Deep Learning", ICLR
+    2020, arXiv 1904.00962, algorithm 2), with each row as a layer of its own.
+
+    The slot variables are `momenta` and `velocities` like the table, and
+    `steps`, `[num_rows, 1]`: how often each row was updated. A row that a step
+    looked up does with its gradient `g` what LAMB does with a layer that has
+    seen that row's steps only:
+
+        t += 1
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g**2
+        m_hat, v_hat = m / (1 - beta_1**t), v / (1 - beta_2**t)
+        r = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * p
+        p -= learning_rate * norm(p) / norm(r) * r
+
+    The ratio of the norms is 1 where one of them is 0, and is not clipped. So
+    a row moves by `learning_rate` of its own length.
+    """
+
+    def __init__(
+        self, learning_rate: LearningRate = 0.001, beta_1: float = 0.9,
+        beta_2: float = 0.999, epsilon: float = 1e-6,
+        weight_decay: float = 0.0, **options: Any,
+    ):
+        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+
+        Args:
+          learning_rate: A number, or a callable without arguments.
+          beta_1: Decay of the momenta, at least 0 and below 1.
+          beta_2: Decay of the velocities, at least 0 and below 1.
+          epsilon: Added to the root, above 0.
+          weight_decay: The paper's lambda: it is inside the norm, so it turns
+            the step and does not lengthen it. `weight_decay_factor` decays
+            the row after the step instead.
+          **options: Those of `HostOptimizer`: `clipvalue`,
+            `weight_decay_factor` and the others of TensorFlow's optimizers.
+        """
+        super().__init__(learning_rate, **options)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.weight_decay = weight_decay
