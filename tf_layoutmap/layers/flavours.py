@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 
@@ -25,16 +26,18 @@ def refuse_tf_keras(layer: Any, inputs: Any) -> None:
     from tf_layoutmap import _tf_keras_private
 
     caller = None
-    if tf_keras.backend.is_keras_tensor(inputs):
+    if any(isinstance(one, tf_keras.__internal__.KerasTensor)
+           for one in tf.nest.flatten(inputs)):
         caller = "a symbolic input of tf_keras"
     elif _tf_keras_private.call_context().in_call:
         caller = ("a call inside tf_keras layer "
                   f"{_tf_keras_private.call_context().layer.name!r}")
+    name = type(layer).__name__
     if caller:
         raise RuntimeError(
-            "tlm.layers.ShardedEmbedding is for Keras 3; a tf_keras model "
-            "takes tlm.layers.tf_keras.ShardedEmbedding, or would not train "
-            f"it. Received: {caller} (layer {layer.name!r}).")
+            f"tlm.layers.{name} is for Keras 3; a tf_keras model takes "
+            f"tlm.layers.tf_keras.{name}, or would not train it. "
+            f"Received: {caller} (layer {layer.name!r}).")
 
 
 def refuse_keras(layer: Any, inputs: Any) -> None:
@@ -44,13 +47,15 @@ def refuse_keras(layer: Any, inputs: Any) -> None:
       RuntimeError: It is.
     """
     caller = None
-    if isinstance(inputs, keras.KerasTensor):
+    if any(isinstance(one, keras.KerasTensor)
+           for one in tf.nest.flatten(inputs)):
         caller = "a symbolic input of Keras 3"
     elif _keras_private.calling_layer() is not None:
         caller = ("a call inside Keras 3 layer "
                   f"{_keras_private.calling_layer().name!r}")
+    name = type(layer).__name__
     if caller:
         raise RuntimeError(
-            "tlm.layers.tf_keras.ShardedEmbedding is for tf_keras; a Keras 3 "
-            "model takes tlm.layers.ShardedEmbedding, or would not train it. "
+            f"tlm.layers.tf_keras.{name} is for tf_keras; a Keras 3 model "
+            f"takes tlm.layers.{name}, or would not train it. "
             f"Received: {caller} (layer {layer.name!r}).")

@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layers import embedding_store, feature_configs
-from tf_layoutmap.layers.embedding_steps import EmbeddingSteps
+from tf_layoutmap.layers import flavours
+from tf_layoutmap.layers.tpu_embedding_core import TPUEmbeddingCore
 
 
 class _StepWeight(keras.Variable):
@@ -36,7 +36,15 @@ class _StepWeight(keras.Variable):
         optimizer = _keras_private.applying_optimizer()
         if optimizer is None:
             return super().assign(value)
-        self._layer._apply(optimizer, value)
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        if steps:
+            raise ValueError(
+                "The model's optimizer must not accumulate gradients: the "
+                "tables have optimizers of their own, which take each as a "
+                f"step. Received: gradient_accumulation_steps={steps} (layer "
+                f"{self._layer.name!r}).")
+        scale = optimizer.loss_scale_factor
+        self._layer._steps.apply(value if scale is None else value / scale)
         return value
 
 
@@ -45,7 +53,7 @@ _keras_private.unscale_gradients_of(_StepWeight)
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
-class TPUEmbedding(keras.layers.Layer):
+class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     """Looks up all features of a model, in tables with their own optimizers.
 
     The layer holds a `tlm.TPUEmbedding`. In training a call is one step of
@@ -107,11 +115,7 @@ class TPUEmbedding(keras.layers.Layer):
         # XLA has no kernels for our ops, and ids must not become float16.
         self.supports_jit = False
         self.autocast = False
-        self._steps = EmbeddingSteps(
-            self.name, feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range)
-        # An attribute of the layer: so that a checkpoint finds the tables.
-        self.embedding = self._steps.embedding
+        self._make_steps(feature_config, optimizer, partitioner, out_of_range)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
@@ -123,10 +127,10 @@ class TPUEmbedding(keras.layers.Layer):
         self._step.trainable = self.trainable
         self.built = True
 
-    @property
-    def embedding_tables(self) -> dict[Any, Any]:
-        """From each `TableConfig` to its rows, `[num_rows, dim]` float32."""
-        return self.embedding.embedding_tables
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, of a Keras 3 model only."""
+        flavours.refuse_tf_keras(self, inputs)
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Any, weights: Any = None,
              training: bool | None = None) -> Any:
@@ -142,34 +146,13 @@ class TPUEmbedding(keras.layers.Layer):
           Structure of the feature config with tensors of the compute dtype.
         """
         if training and self.trainable:
-            found = self._steps.start(
-                tf.convert_to_tensor(self._step), inputs, weights)
-        else:
-            if _keras_private.is_abstract():
-                # `fit` of several replicas traces with the mean of their ids.
-                inputs = tf.nest.map_structure(
-                    lambda ids: tf.cast(ids, tf.int64), inputs)
-            found = self._steps.look_up(inputs, weights)
-        return tf.nest.map_structure(
-            lambda one: tf.cast(one, self.compute_dtype), found)
-
-    def _apply(self, optimizer, scale):
-        """Lets the tables take the step whose gradients were taken last.
-
-        Args:
-          optimizer: The model's.
-          scale: What the gradients are to be multiplied with.
-        """
-        steps = getattr(optimizer, "gradient_accumulation_steps", None)
-        if steps:
-            raise ValueError(
-                "The model's optimizer must not accumulate gradients: the "
-                "tables have optimizers of their own, which take each as a "
-                f"step. Received: gradient_accumulation_steps={steps} (layer "
-                f"{self.name!r}).")
-        if optimizer.loss_scale_factor is not None:
-            scale = scale / optimizer.loss_scale_factor
-        self._steps.apply(scale)
+            return self._cast(self._steps.start(
+                tf.convert_to_tensor(self._step), inputs, weights))
+        if _keras_private.is_abstract():
+            # `fit` of several replicas traces with the mean of their ids.
+            inputs = tf.nest.map_structure(
+                lambda ids: tf.cast(ids, tf.int64), inputs)
+        return self._cast(self._steps.look_up(inputs, weights))
 
     def compute_output_spec(self, inputs: Any, weights: Any = None,
                             training: bool | None = None) -> Any:
@@ -178,42 +161,3 @@ class TPUEmbedding(keras.layers.Layer):
         return tf.nest.pack_sequence_as(self._steps.feature_config, [
             keras.KerasTensor(shape, dtype=self.compute_dtype)
             for shape in self._steps.output_shapes(inputs)])
-
-    # Saving.
-
-    def save_own_variables(self, store: Any) -> None:
-        """Writes tables and slot variables, each as one array."""
-        embedding_store.save(self.embedding, store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` of any number of shards wrote.
-
-        Raises:
-          ValueError: If tables, optimizers or shapes are others; nothing is
-            changed then.
-        """
-        if not self.built:
-            raise ValueError(
-                f"Layer {self.name!r} must be built before weights are "
-                "loaded; call the model, or `build`, first.")
-        embedding_store.load(self.embedding, store, layer=self.name)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, as plain values.
-
-        Raises:
-          ValueError: If a learning rate is a callable.
-        """
-        return {
-            **super().get_config(),
-            "feature_config": feature_configs.to_config(
-                self._steps.feature_config, self._steps.optimizer),
-            "out_of_range": self._steps.out_of_range,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TPUEmbedding":
-        """Makes a layer from what `get_config` returned."""
-        config = dict(config)
-        return cls(feature_configs.from_config(config.pop("feature_config")),
-                   **config)

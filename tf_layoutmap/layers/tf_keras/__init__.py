@@ -9,5 +9,6 @@ except ImportError as _error:
 
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
+from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding
 
-__all__ = ["RowOptimizer", "ShardedEmbedding"]
+__all__ = ["RowOptimizer", "ShardedEmbedding", "TPUEmbedding"]

@@ -1,0 +1,105 @@
+"""`TPUEmbedding` for models of tf_keras."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layers import flavours
+from tf_layoutmap.layers.host_table import HOST
+from tf_layoutmap.layers.tf_keras import optimizer_hooks
+from tf_layoutmap.layers.tpu_embedding_core import TPUEmbeddingCore
+
+
+class StepVariable(_tf_private.ResourceVariable):
+    """Tells a layer when the model's optimizer takes a step.
+
+    Its gradient is 1, or 1 over a loss scale by the time it is taken out.
+    """
+
+    # Of the layer's name; set by the layer, which is no part of the variable.
+    steps = None
+
+    def train(self, gradient: tf.Tensor) -> None:
+        """Lets the tables take their step; the optimizer calls this."""
+        self.steps.apply(gradient)
+
+
+optimizer_hooks.serve_self_trained(StepVariable)
+
+
+@tf_keras.saving.register_keras_serializable("tf_layoutmap")
+class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
+    """Looks up all features of a model, in tables with their own optimizers.
+
+    `tlm.layers.TPUEmbedding` for tf_keras: the same arguments, and the same
+    numbers, with one replica.
+
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> import tf_keras
+    >>> import tf_layoutmap as tlm
+    >>> tpu = tf.tpu.experimental.embedding
+    >>> words = tpu.TableConfig(4, 1, tf.ones, combiner="sum", name="words")
+    >>> inputs = {"title": tf_keras.Input([2], dtype="int64")}
+    >>> layer = tlm.layers.tf_keras.TPUEmbedding(
+    ...     {"title": tpu.FeatureConfig(words)}, tpu.SGD(1.0))
+    >>> model = tf_keras.Model(inputs, layer(inputs)["title"])
+    >>> model.compile("adam", loss=lambda y, x: tf.reduce_sum(x, axis=1))
+    >>> _ = model.fit({"title": np.array([[3, 0]])}, np.zeros([1]), verbose=0)
+    >>> layer.embedding_tables[words].numpy().ravel().tolist()
+    [0.0, 1.0, 1.0, 0.0]
+
+    Attributes:
+      embedding: The `tlm.TPUEmbedding`.
+    """
+
+    def __init__(self, feature_config: Any, optimizer: Any = None, *,
+                 partitioner: Any = None, out_of_range: str = "error",
+                 **kwargs: Any):
+        """Makes the layer; see `tlm.layers.TPUEmbedding`."""
+        # Ids must not become float16.
+        super().__init__(**{"autocast": False, **kwargs})
+        self._make_steps(feature_config, optimizer, partitioner, out_of_range)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the tables."""
+        if self.built:
+            return
+        # tf_keras sums the gradients of replicas before some optimizers see
+        # them, and after others: a step's scale would be wrong.
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise NotImplementedError(
+                f"Layer {self.name!r} trains with one replica in tf_keras; "
+                "tlm.layers.TPUEmbedding of Keras 3 does with several.")
+        with tf.init_scope():
+            self.embedding.build()
+            with tf.device(HOST):
+                step = StepVariable(0.0, name="step", trainable=True)
+        step.steps = self._steps
+        self._step = step
+        super().build(input_shape)
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, of a tf_keras model only."""
+        flavours.refuse_keras(self, inputs)
+        return super().__call__(inputs, *args, **kwargs)
+
+    def call(self, inputs: Any, weights: Any = None,
+             training: bool | None = None) -> Any:
+        """Returns the activations of all features.
+
+        Args:
+          inputs: Structure of the feature config, as `enqueue` of
+            `tlm.TPUEmbedding` takes it.
+          weights: None, or the same structure of weights.
+          training: Whether the tables are to take a step.
+
+        Returns:
+          Structure of the feature config with tensors of the compute dtype.
+        """
+        if training and self.trainable:
+            return self._cast(self._steps.start(
+                self._step.read_value(), inputs, weights))
+        return self._cast(self._steps.look_up(inputs, weights))

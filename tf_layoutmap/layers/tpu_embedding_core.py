@@ -1,0 +1,73 @@
+"""What `TPUEmbedding` is to both Keras: its tables, its file, its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.layers import embedding_store, feature_configs
+from tf_layoutmap.layers.embedding_steps import EmbeddingSteps
+
+
+class TPUEmbeddingCore:
+    """A mixin for a layer class, which calls `_make_steps` in its `__init__`.
+
+    A mixin, because both Keras find these methods on the layer by name.
+    """
+
+    _steps: EmbeddingSteps
+
+    def _make_steps(self, feature_config: Any, optimizer: Any,
+                    partitioner: Any, out_of_range: str) -> None:
+        self._steps = EmbeddingSteps(
+            self.name, feature_config, optimizer, partitioner=partitioner,
+            out_of_range=out_of_range)
+        # An attribute of the layer: so that a checkpoint finds the tables.
+        self.embedding = self._steps.embedding
+
+    @property
+    def embedding_tables(self) -> dict[Any, Any]:
+        """From each `TableConfig` to its rows, `[num_rows, dim]` float32."""
+        return self.embedding.embedding_tables
+
+    def _cast(self, activations: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda one: tf.cast(one, self.compute_dtype), activations)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes tables and slot variables, each as one array."""
+        embedding_store.save(self.embedding, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` of any number of shards wrote.
+
+        Raises:
+          ValueError: If tables, optimizers or shapes are others; nothing is
+            changed then.
+        """
+        if not self.built:
+            raise ValueError(
+                f"Layer {self.name!r} must be built before weights are "
+                "loaded; call the model, or `build`, first.")
+        embedding_store.load(self.embedding, store, layer=self.name)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor, as plain values.
+
+        Raises:
+          ValueError: If a learning rate is a callable.
+        """
+        return {
+            **super().get_config(),
+            "feature_config": feature_configs.to_config(
+                self._steps.feature_config, self._steps.optimizer),
+            "out_of_range": self._steps.out_of_range,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Makes a layer from what `get_config` returned."""
+        config = dict(config)
+        return cls(feature_configs.from_config(config.pop("feature_config")),
+                   **config)
