@@ -6,7 +6,7 @@ import it at the head of a test module, so that collecting the tests does it.
 
 import tensorflow as tf
 
-NUM_DEVICES = 4
+NUM_DEVICES = 8
 
 _CPU = tf.config.list_physical_devices("CPU")[0]
 if not tf.config.get_logical_device_configuration(_CPU):
