@@ -74,7 +74,7 @@ wheel: build  ## Makes a manylinux wheel in wheelhouse/.
 .PHONY: asan
 asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
 	bash .ci/system_packages build
-	$(BAZEL) test --config=asan //cc/core/...
+	$(BAZEL) test --config=asan //cc/core/... //cc/emulation:all
 
 .PHONY: asan-ops
 asan-ops: build  ## Runs the op tests over an ASan-built core inside TensorFlow.
@@ -84,7 +84,7 @@ asan-ops: build  ## Runs the op tests over an ASan-built core inside TensorFlow.
 .PHONY: tsan
 tsan:  ## Runs the C++ tests under ThreadSanitizer.
 	bash .ci/system_packages build
-	$(BAZEL) test --config=tsan //cc/core/...
+	$(BAZEL) test --config=tsan //cc/core/... //cc/emulation:all
 
 .PHONY: fuzz
 fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20).

@@ -84,6 +84,7 @@ def test_a_learning_rate_that_is_no_number_is_refused_early_and_late(
 @pytest.mark.parametrize(("given", "error", "words"), [
     ("adam", ValueError, "must be one of"),
     (keras.optimizers.Adagrad(), TypeError, "optimizer=None"),
+    (tlm.optimizers.LAMB(0.1), ValueError, "LAMB.*TPUEmbedding"),
     (0.1, TypeError, "must be None"),
     (CONFIG.SGD, TypeError, "must be None"),
     (CONFIG.SGD(lambda step: step), ValueError, "without arguments"),

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap.embedding.host_optimizers import HostOptimizer
 from tf_layoutmap.embedding.optimizers import (
     OptimizerSpec,
     SlotSpec,
@@ -68,6 +69,12 @@ class RowUpdates:
                 "work on whole weights, and train the table of a layer with "
                 f"optimizer=None. Received: {type(optimizer).__name__} "
                 f"({where}).")
+        if isinstance(optimizer, HostOptimizer):
+            raise ValueError(
+                "Argument `optimizer` must be a rule whose slot variables "
+                "have the shape of the table. Received: "
+                f"{type(optimizer).__name__} ({where}). It trains tables of "
+                "TPUEmbedding.")
         if not hasattr(optimizer, "use_gradient_accumulation"):
             raise TypeError(_checks.message(
                 "optimizer", _TAKEN, optimizer, where))
