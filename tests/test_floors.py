@@ -46,7 +46,7 @@ FLOORS = {
 
 # Each door: what must pass through it, and the module that is the door.
 DOORS = [
-    (r"tensorflow\.python(\.|$)", "_tf_private"),
+    (r"tensorflow\.(python|dtensor)(\.|$)", "_tf_private"),
     (r"keras\.src(\.|$)", "_keras_private"),
     (r"tf_keras\.src(\.|$)", "_tf_keras_private"),
     (r"tf_layoutmap\._(native|build_info)$", "_ops"),

@@ -11,9 +11,11 @@ from tf_layoutmap._private_names import PrivateNames
 
 SUPPORTED_VERSIONS = ("2.21",)
 
-_private = PrivateNames(
-    "TensorFlow", "tensorflow.python", tf.__version__, SUPPORTED_VERSIONS,
-    '"tensorflow=={}" (or tensorflow-cpu)').find
+_PACKAGE = dict(
+    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSIONS,
+    install='"tensorflow=={}" (or tensorflow-cpu)')
+_private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
+_DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)
 
 # A ShardedVariable passes through tf.function as several handles.
 CompositeTensor = _private("framework.composite_tensor", "CompositeTensor")
@@ -98,3 +100,14 @@ control_flow_context_of = _private(
 # TPU embedding operations that belong together carry the same attribute, by
 # which the TPU's compiler pairs them.
 set_op_attr = _private("framework.ops", "Operation._set_attr")
+
+# The end of its data leaves a mesh unusable: it is not let go that far.
+DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
+
+# How many clients share a replica's batch: DTensorDataset also counts devices
+# outside of its mesh. Instance attributes, so its source is asked.
+for _name in ("_mesh", "_batched_dataset", "_num_clients_per_replica",
+              "_partition_offset", "_num_local_devices_per_replica"):
+    if _name not in (
+            tf.experimental.dtensor.DTensorDataset.__init__.__code__.co_names):
+        raise _DTENSOR.refusal(f"where `DTensorDataset.{_name}` is missing")

@@ -18,7 +18,8 @@ PROGRAM = """
     import tests.strategies
     import tensorflow as tf
     dtensor = tf.experimental.dtensor
-    mesh = dtensor.create_mesh([("batch", 4)], device_type="CPU")
+    mesh = dtensor.create_mesh(
+        [("batch", 4)], devices=["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
     {before}
     import tf_layoutmap as tlm
     {after}

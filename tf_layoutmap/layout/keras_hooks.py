@@ -8,9 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
+from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.layout import (
     divided_rows,
+    dtensor_datasets,
     keras_optimizers,
     keras_training,
     mesh_calls,
@@ -34,6 +35,10 @@ def install() -> None:
         layer.__new__ = staticmethod(_new_layer(layer.__new__))
         _wrap(layer, "__call__", mesh_calls.call)
         _wrap(keras.layers.Embedding, "call", divided_rows.embedding_call)
+        _wrap(tf.experimental.dtensor.DTensorDataset, "__iter__",
+              dtensor_datasets.iterate)
+        _wrap(_tf_private.DTensorIterator, "__next__",
+              dtensor_datasets.get_next)
         trainer = _keras_private.TensorFlowTrainer
         _wrap(trainer, "make_train_function",
               keras_training.make_train_function)
