@@ -7,11 +7,13 @@ A table of 1 M rows x 64 float32. Contestants of one round see the same ids:
 * `tf`: TensorFlow's own `ShardedVariable` on as many shards. Its lookup is
   `tf.nn.embedding_lookup`, because its `tf.gather` returns other rows.
 
-Routing is `LayoutMap>RouteIds` beside div, mod and `dynamic_partition`. An
-empty `tf.function` is timed as well: the last column compares what is left of
-the times without it, because of a small call it is the larger part. The last
-lines look 100 ids up in a table of 1 GiB, eagerly: time, and how much
-memory that takes at its peak.
+Routing is `LayoutMap>RouteIds` beside div, mod and `dynamic_partition`. As a
+step of training has more than one op, each timed call of a `tf.function` works
+on several batches (`--batches_per_call`); times are per batch. A call that
+works on none is timed as well: the last column compares what is left without
+it, because of a small call it is the larger part. The last lines look 100 ids
+up in a table of 1 GiB, eagerly: time, and how much memory that takes at its
+peak.
 
 `--num_shards`, `--num_ids` and `--verbs` (all repeatable) measure a part of
 it, without those last lines.
@@ -40,6 +42,9 @@ _NUM_SHARDS = flags.DEFINE_multi_integer(
     "num_shards", NUM_SHARDS, "Numbers of shards to measure.")
 _NUM_IDS = flags.DEFINE_multi_integer(
     "num_ids", NUM_IDS, "Numbers of ids to measure.")
+_BATCHES_PER_CALL = flags.DEFINE_integer(
+    "batches_per_call", 4, "Batches of ids that one tf.function works on.",
+    lower_bound=1)
 _VERBS = flags.DEFINE_multi_enum(
     "verbs", VERBS, VERBS, "What to do with the ids.")
 
@@ -58,7 +63,7 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
             getattr(table, verb)(tf.IndexedSlices(rows, ids))
             return tf.constant(0)
 
-        return tf.function(write)
+        return write
 
     def route_by_op(ids, rows):
         del rows
@@ -78,19 +83,23 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
                     tf.range(tf.size(ids)), owners, num_shards))
 
     contestants = {
-        "tlm.gather": tf.function(lambda ids, rows: tf.gather(ours, ids)),
-        "one.gather": tf.function(lambda ids, rows: tf.gather(one, ids)),
-        "tf.gather": tf.function(
-            lambda ids, rows: tf.nn.embedding_lookup(theirs, ids)),
+        "tlm.gather": lambda ids, rows: tf.gather(ours, ids),
+        "one.gather": lambda ids, rows: tf.gather(one, ids),
+        "tf.gather": lambda ids, rows: tf.nn.embedding_lookup(theirs, ids),
         **{f"{name}.{verb}": scatter(table, verb)
            for verb in ("scatter_add", "scatter_update")
            for name, table in (("tlm", ours), ("one", one), ("tf", theirs))},
-        "tlm.route": tf.function(route_by_op),
-        "tf.route": tf.function(route_by_stock_ops),
+        "tlm.route": route_by_op,
+        "tf.route": route_by_stock_ops,
+        "one.call": lambda ids, rows: tf.constant(0),
     }
-    return {name: run for name, run in contestants.items()
-            if name.split(".")[1] in _VERBS.value} | {
-                "one.call": tf.function(lambda ids, rows: tf.constant(0))}
+    return {name: _for_each_batch(run) for name, run in contestants.items()
+            if name.split(".")[1] in (*_VERBS.value, "call")}
+
+
+def _for_each_batch(run: Callable) -> Callable:
+    return tf.function(
+        lambda batches, rows: [run(ids, rows) for ids in batches])
 
 
 def measure(distribution: str, rounds: int) -> dict[str, float]:
@@ -100,21 +109,22 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
     for num_shards in _NUM_SHARDS.value:
         contestants = _contestants(num_shards)
         for num_ids in _NUM_IDS.value:
-            batches = [tf.constant(workloads.draw_ids(
-                rng, distribution, num_ids, NUM_ROWS)) for _ in range(4)]
+            calls = [[tf.constant(workloads.draw_ids(
+                rng, distribution, num_ids, NUM_ROWS))
+                for _ in range(_BATCHES_PER_CALL.value)] for _ in range(4)]
             rows = tf.ones([num_ids, DIM])
 
-            def on(run, batches=batches, rows=rows):
+            def on(run, calls=calls, rows=rows):
                 # Wait for it, and copy nothing: `numpy()` would add the same
                 # to all contestants. One result is enough to wait for: a
                 # function is done as a whole.
                 return lambda i: memoryview(tf.nest.flatten(
-                    run(batches[i % len(batches)], rows))[-1])
+                    run(calls[i % len(calls)], rows))[-1])
 
             times = timing.interleave(
                 {name: on(run) for name, run in contestants.items()}, rounds)
             medians |= {f"{num_shards}/{num_ids}/{name}":
-                        float(np.median(values))
+                        float(np.median(values)) / _BATCHES_PER_CALL.value
                         for name, values in times.items()}
     return medians
 

@@ -15,7 +15,6 @@ model it saved last, with any number of replicas.
 from __future__ import annotations
 
 import os
-import sys
 
 from absl import app, flags, logging
 
@@ -25,6 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from clicks.settings import Settings
 from completion.corpus import DataError
 from completion.report import Report
+from ending import in_a_sentence
 
 _DEFAULTS = Settings()
 _DATA = flags.DEFINE_string(
@@ -67,20 +67,13 @@ def main(argv: list[str]) -> None:
         batch_size=_BATCH_SIZE.value, epochs=_EPOCHS.value, dim=_DIM.value,
         max_rows=_MAX_ROWS.value, seed=_SEED.value)
     report = Report()
-    try:
+    with in_a_sentence(DataError):
         # Only now, as it takes seconds: a wrong flag is answered at once.
         from clicks import run
 
         run.run(report, settings, data=_DATA.value,
                 model_dir=_MODEL_DIR.value, fresh=_FRESH.value,
                 max_lines=_MAX_LINES.value, replicas=_REPLICAS.value)
-    except DataError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nInterrupted. Started again, it goes on from the model saved "
-              "last.", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

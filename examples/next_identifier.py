@@ -14,7 +14,6 @@ on from its newest checkpoint, with its tower on any mesh or on none.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -26,6 +25,7 @@ import logical_mesh
 from completion.corpus import Corpus, DataError
 from completion.report import Report
 from completion.settings import Settings
+from ending import in_a_sentence
 
 _DEFAULTS = Settings()
 _DATA = flags.DEFINE_string(
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
         num_steps=_STEPS.value, batch_size=_BATCH_SIZE.value,
         num_shards=_SHARDS.value, seed=_SEED.value)
     report = Report()
-    try:
+    with in_a_sentence(DataError):
         corpus = read(_DATA.value)
         # Only now, as it takes seconds: a wrong flag is answered at once.
         from completion import run
@@ -86,13 +86,6 @@ def main(argv: list[str]) -> None:
                 save_every=_SAVE_EVERY.value,
                 max_held_out=_MAX_HELD_OUT.value,
                 mesh=_MESH.value and logical_mesh.parse_shape(_MESH.value))
-    except DataError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nInterrupted. Started again, it goes on from the newest "
-              "checkpoint.", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

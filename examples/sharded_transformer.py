@@ -13,7 +13,6 @@ Started again, it goes on from the model it saved last, on any mesh.
 from __future__ import annotations
 
 import os
-import sys
 
 from absl import app, flags, logging
 
@@ -24,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import logical_mesh
 from completion.corpus import DataError
 from completion.report import Report
+from ending import in_a_sentence
 from transformer.settings import Settings, SettingsError
 
 _DEFAULTS = Settings()
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
         batch_size=_BATCH_SIZE.value, epochs=_EPOCHS.value,
         steps_per_epoch=_STEPS.value, seed=_SEED.value)
     report = Report()
-    try:
+    with in_a_sentence(DataError, SettingsError):
         settings.check()
         # Only now, as it takes seconds: a wrong flag is answered at once.
         from transformer import run
@@ -81,13 +81,6 @@ def main(argv: list[str]) -> None:
         run.run(report, settings, data=_DATA.value,
                 model_dir=_MODEL_DIR.value, fresh=_FRESH.value,
                 num_windows=_WINDOWS.value, sample_length=_SAMPLE.value)
-    except (DataError, SettingsError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nInterrupted. Started again, it goes on from the model saved "
-              "last.", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import elsewhere
 import keras
 import numpy as np
 import tensorflow as tf
 
 from clicks.criteo import read_facts
 
-_ELSEWHERE = Path(__file__).with_name("served_elsewhere.py")
+_ANSWERING = Path(__file__).with_name("answering.py")
 
 
 class Served(tf.Module):
@@ -55,12 +54,5 @@ def ask_elsewhere(folder: Path, lines: list[bytes]) -> np.ndarray:
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = Path(scratch, "asked.txt"), Path(scratch, "out.npy")
         asked.write_bytes(b"\n".join(lines))
-        # -I: no folder of ours on the path, no variable of the environment.
-        ended = subprocess.run(
-            [sys.executable, "-I", str(_ELSEWHERE), str(folder), str(asked),
-             str(answered)], capture_output=True, text=True, check=False)
-        if ended.returncode:
-            raise RuntimeError(
-                "The exported model does not work in a process of its own:\n"
-                + ended.stderr[-2000:])
+        elsewhere.run(_ANSWERING, folder, asked, answered)
         return np.load(answered)

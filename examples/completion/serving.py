@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import elsewhere
 import numpy as np
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from completion.ragged import Ragged
 from completion.scoring import dense_ids, score_all, tower_input
 
 _TOLERANCE = 1e-4
-_ELSEWHERE = Path(__file__).with_name("served_elsewhere.py")
+_ANSWERING = Path(__file__).with_name("answering.py")
 
 
 class Served(tf.Module):
@@ -92,14 +91,7 @@ def ask_elsewhere(folder: Path, batch: dict[str, Ragged],
             arrays[f"{name}/values"] = rows.values
             arrays[f"{name}/splits"] = rows.splits
         np.savez(asked, **arrays)
-        # -I: no folder of ours on the path, no variable of the environment.
-        ended = subprocess.run(
-            [sys.executable, "-I", str(_ELSEWHERE), str(folder), str(asked),
-             str(answered)], capture_output=True, text=True, check=False)
-        if ended.returncode:
-            raise RuntimeError(
-                "The exported model does not work in a process of its own:\n"
-                + ended.stderr[-2000:])
+        elsewhere.run(_ANSWERING, folder, asked, answered)
         with np.load(answered) as found:
             names = [[name.decode() for name in row]
                      for row in found["names"].astype("S").tolist()]

@@ -1,7 +1,9 @@
 """Puts the programs' folder on the path, as running one of them does."""
 
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,18 @@ def start(request):
             capture_output=True, text=True, timeout=300, check=False)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Real text: two packages that every Python brings."""
+    folder = tmp_path_factory.mktemp("sources")
+    for package in ("asyncio", "email"):
+        shutil.copytree(Path(sysconfig.get_path("stdlib"), package),
+                        folder / package)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("model")

@@ -16,11 +16,6 @@ def run(start, model_dir, *arguments):
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("model")
-
-
-@pytest.fixture(scope="module")
 def first_run(start, model_dir):
     return run(start, model_dir)
 

@@ -2,27 +2,10 @@
 
 import re
 import shutil
-import sysconfig
-from pathlib import Path
 
 import pytest
 
 PROGRAM = "next_identifier.py"
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """Real text: two packages that every Python brings."""
-    folder = tmp_path_factory.mktemp("sources")
-    for package in ("asyncio", "email"):
-        shutil.copytree(Path(sysconfig.get_path("stdlib"), package),
-                        folder / package)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("model")
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -17,21 +15,6 @@ def run(start, sources, model_dir, *arguments):
                   *arguments)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """Real text: packages that every Python brings."""
-    folder = tmp_path_factory.mktemp("sources")
-    for package in ("asyncio", "email"):
-        shutil.copytree(Path(sysconfig.get_path("stdlib"), package),
-                        folder / package)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("model")
 
 
 @pytest.fixture(scope="module")
