@@ -101,6 +101,9 @@ control_flow_context_of = _private(
 # which the TPU's compiler pairs them.
 set_op_attr = _private("framework.ops", "Operation._set_attr")
 
+# What that compiler does to a step's mode, an emulation does to the graph.
+replace_op_input = _private("framework.ops", "Operation._update_input")
+
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
 

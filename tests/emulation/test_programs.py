@@ -18,6 +18,11 @@ def test_four_cores_on_two_hosts():
     runner.run("emulation/programs/two_hosts.py")
 
 
+@pytest.mark.slow
+def test_names_of_devices_and_steps():
+    runner.run("emulation/programs/names_of_tpus.py")
+
+
 def test_the_page_about_it_runs():
     runner.run("docs/test_snippets.py", "-k", "emulation")
 

@@ -12,6 +12,8 @@ import dataclasses
 import tensorflow as tf
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
+# What code for a TPU is told instead: it takes the number from the name.
+_TPU = "/job:localhost/replica:0/task:0/device:TPU:{}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,53 @@ class Devices:
 
     cores: tuple[str, ...]
     hosts: tuple[str, ...]
+
+    @property
+    def num_cores_per_host(self) -> int:
+        """The same on every host."""
+        return len(self.cores) // len(self.hosts)
+
+    def tpu_name_of(self, device: str) -> str:
+        """Returns a TPU's name for a core: the number in it is the core's.
+
+        >>> devices = Devices(("/job:localhost/replica:0/task:0/device:CPU:0",
+        ...                    "/job:localhost/replica:0/task:0/device:CPU:1"),
+        ...                   ("/device:CPU:2", "/device:CPU:3"))
+        >>> devices.tpu_name_of("/task:1/device:TPU:0")
+        '/job:localhost/replica:0/task:0/device:TPU:1'
+        >>> devices.tpu_name_of("/device:CPU:1")
+        '/job:localhost/replica:0/task:0/device:TPU:1'
+
+        Args:
+          device: `"/task:{host}/device:TPU:{core of that host}"`, as programs
+            for a TPU write, or a logical CPU that stands for a core. Another
+            one is returned as it is.
+
+        Raises:
+          ValueError: If the TPU has no such core.
+        """
+        spec = tf.DeviceSpec.from_string(device)
+        index, host = spec.device_index or 0, spec.task or 0
+        if spec.device_type == "CPU":
+            if host or index >= len(self.cores):
+                return device
+            return _TPU.format(index)
+        if spec.device_type != "TPU":
+            return device
+        per_host = self.num_cores_per_host
+        if host >= len(self.hosts) or index >= per_host:
+            raise ValueError(
+                f"The emulated TPU has the tasks 0 to {len(self.hosts) - 1} "
+                f"with the cores 0 to {per_host - 1} each. Received: device "
+                f"{device!r}.")
+        return _TPU.format(host * per_host + index)
+
+    def host_of(self, device: str) -> str | None:
+        """The host of a core by either name; None of another device."""
+        for number, core in enumerate(self.cores):
+            if device in (core, _TPU.format(number)):
+                return self.hosts[number // self.num_cores_per_host]
+        return None
 
 
 def make(num_cores: int, num_hosts: int) -> Devices:

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.emulation import step_names
 from tf_layoutmap.emulation.devices import Devices
 
 # TensorFlow's TPUEmbedding takes inputs inside `strategy.run` only from its
@@ -98,16 +99,18 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
 
         def core(*args, **kwargs):
             context = tf.distribute.get_replica_context()
-            turn = self._turns[int(tf.get_static_value(
-                context.replica_id_in_sync_group))]
+            number = int(tf.get_static_value(
+                context.replica_id_in_sync_group))
+            turn = self._turns[number]
             num_ops = len(graph.get_operations())
             begin = turn.assign_add(1, read_value=False)
             with _core_of(graph), tf.control_dependencies([begin]):
                 args, kwargs = tf.nest.map_structure(
                     _mark_input, (args, kwargs))
                 result = fn(*args, **kwargs)
-            uses = [op for op in graph.get_operations()[num_ops:]
-                    if op.type in _USES_THE_TPU]
+            new = graph.get_operations()[num_ops:]
+            uses = [op for op in new if op.type in _USES_THE_TPU]
+            step_names.correct_modes(graph, number, new)
             with tf.control_dependencies(uses):
                 turn.assign_add(1, read_value=False)
             return result
@@ -153,15 +156,19 @@ class _Extended(_tf_private.MirroredExtended):
         super().__init__(
             strategy, devices=list(devices.cores),
             cross_device_ops=tf.distribute.ReductionToOneDevice())
-        self.emulated_hosts = devices.hosts
+        self._devices_of_tpu = devices
 
     @property
     def num_hosts(self) -> int:
-        return len(self.emulated_hosts)
+        return len(self._devices_of_tpu.hosts)
 
     @property
     def num_replicas_per_host(self) -> int:
-        return self._num_replicas_in_sync // self.num_hosts
+        return self._devices_of_tpu.num_cores_per_host
+
+    def tpu_name_of(self, device: str) -> str:
+        """The name of a core as programs for a TPU have it."""
+        return self._devices_of_tpu.tpu_name_of(device)
 
     @property
     def tpu_hardware_feature(self):

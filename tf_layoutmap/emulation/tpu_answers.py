@@ -8,6 +8,7 @@ all else, and all other strategies, stay as they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ def install(devices: Devices) -> None:
     _replace(_tf_private.tpu_replication, "outside_compilation",
              _outside_compilation)
     _replace(_StockEmbedding, _IN_PROGRAM, _is_in_program)
+    _replace(_StockEmbedding, "enqueue", _enqueue)
     replicate_context.set_emulated(lambda graph: graph is graph_of_core())
     _undo.append(lambda: replicate_context.set_emulated(None))
     enum_mend.install()
@@ -51,15 +53,10 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _host_of(devices: Devices, original):
-    per_host = len(devices.cores) // len(devices.hosts)
-    hosts = {core: devices.hosts[number // per_host]
-             for number, core in enumerate(devices.cores)}
-
     def get_host_for_device(device, device_index=0):
         # One host is the CPU that TensorFlow gives anyway.
-        if len(devices.hosts) > 1 and device in hosts:
-            return hosts[device]
-        return original(device, device_index)
+        host = devices.host_of(device) if len(devices.hosts) > 1 else None
+        return host or original(device, device_index)
 
     return get_host_for_device
 
@@ -80,3 +77,17 @@ def _is_in_program(original):
         return original(embedding)
 
     return is_in_program
+
+
+def _enqueue(original):
+    # It takes the names of TPUs only, and the cores of its strategy are CPUs.
+    @functools.wraps(original)
+    @tf.autograph.experimental.do_not_convert
+    def enqueue(embedding, features, weights=None, training=True, name=None,
+                device=None):
+        strategy = embedding._strategy
+        if device is not None and isinstance(strategy, EmulatedTPUStrategy):
+            device = strategy.extended.tpu_name_of(device)
+        return original(embedding, features, weights, training, name, device)
+
+    return enqueue

@@ -149,7 +149,8 @@ class TPUBackend:
         mode = _mode(training)
         if device is not None:
             values, given = steps[0]
-            self._enqueue_on(_tpu_core(device), values, given, name, mode)
+            self._enqueue_on(self._cores.named(device), values, given, name,
+                             mode)
             return
         for replica, (values, given) in enumerate(steps):
             for part, core in enumerate(self._cores.of_replica(replica)):
@@ -255,15 +256,6 @@ def _mode(training: Any):
     if tf.is_tensor(training) or isinstance(training, tf.Variable):
         return tf.where(training, "train", "inference")
     return "train" if training else "inference"
-
-
-def _tpu_core(device: str) -> cores.Core:
-    if tf.DeviceSpec.from_string(device).device_type != "TPU":
-        raise ValueError(
-            "Argument `device` of `enqueue` must name a TPU core under "
-            "TPUStrategy, as '/task:0/device:TPU:2'. Received: Non-TPU device "
-            f"{device!r}.")
-    return cores.core_of(device)
 
 
 def _part(value: Any, part: int, num_cores: int) -> Any:

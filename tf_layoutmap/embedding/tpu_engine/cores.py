@@ -54,6 +54,8 @@ class Cores:
             for devices in _devices_of_replicas(
                 extended, self.num_cores_per_replica)]
         self.hosts = _hosts_of(extended.worker_devices)
+        # Of an emulated TPU, whose cores have other names too.
+        self._tpu_name_of = getattr(extended, "tpu_name_of", None)
         if len(self.hosts) != self.num_hosts:
             raise RuntimeError(
                 f"The strategy must have devices on each of its "
@@ -62,6 +64,21 @@ class Cores:
     def of_replica(self, replica: int) -> list[Core]:
         """Returns the cores of one replica, in the order of its parts."""
         return self._of_replicas[replica]
+
+    def named(self, device: str) -> Core:
+        """Returns the core that a program calls so.
+
+        Raises:
+          ValueError: If it is no core.
+        """
+        if self._tpu_name_of is not None:
+            device = self._tpu_name_of(device)
+        if tf.DeviceSpec.from_string(device).device_type != "TPU":
+            raise ValueError(
+                "Argument `device` of `enqueue` must name a TPU core under "
+                "TPUStrategy, as '/task:0/device:TPU:2'. Received: Non-TPU "
+                f"device {device!r}.")
+        return core_of(device)
 
 
 def core_of(device: str) -> Core:
