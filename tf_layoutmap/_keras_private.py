@@ -102,6 +102,10 @@ _method(CompileMetrics, "update_state", "y_true", "y_pred", "sample_weight")
 _method(BaseOptimizer, "build", "variables")
 _method(BaseOptimizer, "apply", "grads", "trainable_variables")
 _method(BaseOptimizer, "_get_variable_index", "variable")
+_method(BaseOptimizer, "_track_variable", "variable")
+_method(BaseOptimizer, "save_own_variables", "store")
+_method(BaseOptimizer, "load_own_variables", "store")
+_method(TFOptimizer, "_trackable_children", "save_type")
 _method(keras.optimizers.Adagrad, "update_step", "gradient", "variable",
         "learning_rate")
 for _name in ("assign", "assign_add", "assign_sub"):

@@ -135,22 +135,6 @@ def test_a_checkpoint_restores_into_any_number_of_shards(optimizer, tmp_path):
             tables * models.NUM_ROWS * models.DIM)
 
 
-def test_keras_slot_variables_restore_into_the_same_shards_only(tmp_path):
-    model, layer = trained(None, 3)
-    model.compile("adam", models.weighted_sum)
-    train(model, 2)
-    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
-    resumed, other = trained(None, 3)
-    resumed.compile("adam", models.weighted_sum)
-    tf.train.Checkpoint(model=resumed).read(path)
-    for one in (model, resumed):
-        train(one, 3)
-    assert_same_state(other, layer)
-    resumed, other = trained(None, 4)
-    with pytest.raises(ValueError, match="shape"):
-        tf.train.Checkpoint(model=resumed).read(path)
-
-
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
 def test_checkpoints_go_from_and_into_an_unsharded_embedding(
         optimizer, tmp_path):

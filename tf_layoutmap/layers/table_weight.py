@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap.layers import shard_slots
 from tf_layoutmap.layers.host_table import HOST, HostTable
 from tf_layoutmap.layers.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.trains_itself import TrainsItself
@@ -129,6 +130,16 @@ class ShardWeight(keras.Variable):
         self._value = self._make_table().variables[self._shard]
 
     @property
+    def table(self) -> ShardedVariable:
+        """The table."""
+        return self._make_table()
+
+    @property
+    def shard(self) -> int:
+        """Which of its shards."""
+        return self._shard
+
+    @property
     def value(self):
         # What an optimizer asks for before it writes anything.
         if not self._is_whole:
@@ -180,3 +191,6 @@ class _SummedGradient(ShardedVariableGradient):
 
 class _SummedShard(ShardedVariable):
     __composite_gradient__ = _SummedGradient()
+
+
+shard_slots.join_slots_of(ShardWeight)
