@@ -147,8 +147,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
     @property
     def devices(self) -> tuple[str, ...]:
         """The device of each shard."""
-        return tuple(
-            variable.device for variable in self._own_shards.variables)
+        return self._own_shards.devices
 
     @property
     def device(self) -> str:

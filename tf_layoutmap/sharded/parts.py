@@ -44,8 +44,7 @@ def parts_of(shards: Shards) -> list[Part]:
     groups: dict[str, list[int]] = {}
     is_stock = (shards.is_exported or shards.dtype in _UNSERVED_DTYPES
                 or checks.in_xla())
-    for number, variable in enumerate(shards.variables):
-        device = variable.device
+    for number, device in enumerate(shards.devices):
         is_fused = not is_stock and is_local_cpu(device)
         groups.setdefault(
             f"fused {device}" if is_fused else f"stock {number}",
@@ -74,7 +73,7 @@ def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
     for variable in part.shards.variables:
         if variable.trainable:
             _tf_private.variable_accessed(variable)
-    with tf.device(part.shards.variables[0].device):
+    with tf.device(part.shards.devices[0]):
         return _ops.gather_rows(
             **_described(part.shards), ids=ids, dtype=part.shards.dtype)
 
@@ -91,7 +90,7 @@ def scatter(part: Part, verb: str, ids: tf.Tensor,
       values: Fit `ids`, or are a scalar. No integer is divided by 0.
     """
     if part.is_fused:
-        with tf.device(part.shards.variables[0].device):
+        with tf.device(part.shards.devices[0]):
             _ops.scatter_rows(
                 **_described(part.shards), ids=ids, updates=values, verb=verb)
         return
@@ -152,9 +151,11 @@ def _sub_table(shards: Shards, numbers: Sequence[int]) -> Shards:
             and shards.partition.placement != "callable"):
         return shards
     sizes = [shards.partition.sizes[number] for number in numbers]
+    devices = shards.argument_devices
     return Shards([shards.variables[number] for number in numbers],
                   RowPartition.from_sizes(sizes), shards.name,
-                  is_exported=shards.is_exported)
+                  is_exported=shards.is_exported,
+                  argument_devices=devices and [devices[n] for n in numbers])
 
 
 def _described(shards: Shards) -> dict:

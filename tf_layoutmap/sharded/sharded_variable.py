@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import Partitioner, RowPartition
-from tf_layoutmap.sharded import arguments, gradient, indexing
+from tf_layoutmap.sharded import arguments, gradient, indexing, parts
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.shards import Shards
@@ -22,13 +22,15 @@ class ShardedVariableSpec(tf.TypeSpec):
     """The type of a `ShardedVariable`: its shards, how they lie, its name.
 
     The name belongs to it because messages of a function that takes a table
-    as argument must say which table it was.
+    as argument must say which table it was; the devices because each needs
+    operations of its own there.
     """
 
-    __slots__ = ["_variable_specs", "_name", "_axis", "_placement"]
+    __slots__ = ["_variable_specs", "_name", "_axis", "_placement", "_devices"]
 
     def __init__(self, *variable_specs: Any, name: str = "ShardedVariable",
-                 axis: int = 0, placement: Any = "offsets"):
+                 axis: int = 0, placement: Any = "offsets",
+                 devices: Sequence[str] | None = None):
         """Makes the spec.
 
         Args:
@@ -37,7 +39,10 @@ class ShardedVariableSpec(tf.TypeSpec):
           axis: The axis along which it is cut.
           placement: `"offsets"`: contiguous. `"div"`, `"mod"` or a callable:
             as for `ShardedVariable`.
+          devices: The device of each shard. None: all on one CPU of this
+            process.
         """
+        self._devices = None if devices is None else tuple(devices)
         self._variable_specs = tuple(variable_specs)
         self._name = name
         self._axis = axis
@@ -62,18 +67,25 @@ class ShardedVariableSpec(tf.TypeSpec):
         """The rule by which shards divide it."""
         return self._placement
 
+    @property
+    def devices(self) -> tuple[str, ...] | None:
+        """The device of each shard; None: all on one CPU of this process."""
+        return self._devices
+
     def _serialize(self):
         placement = self._placement
         if callable(placement):
             _FUNCTIONS[id(placement)] = placement
             placement = id(placement)
-        return self._name, self._axis, placement, *self._variable_specs
+        return (self._name, self._axis, placement, self._devices,
+                *self._variable_specs)
 
     @classmethod
     def _deserialize(cls, serialization):
-        name, axis, placement, *variable_specs = serialization
+        name, axis, placement, devices, *variable_specs = serialization
         placement = _FUNCTIONS.get(placement, placement)
-        return cls(*variable_specs, name=name, axis=axis, placement=placement)
+        return cls(*variable_specs, name=name, axis=axis, placement=placement,
+                   devices=devices)
 
     @property
     def _component_specs(self):
@@ -86,7 +98,8 @@ class ShardedVariableSpec(tf.TypeSpec):
         partition = arguments.partition_of(
             [int(spec.shape[self._axis]) for spec in self._variable_specs],
             self._placement, self._axis, self._name)
-        shards = Shards(list(components), partition, self._name, self._axis)
+        shards = Shards(list(components), partition, self._name, self._axis,
+                        argument_devices=self._devices)
         if all(isinstance(v, tf.Variable) for v in components):
             table = ShardedVariable._of(shards)
             table._is_component = True
@@ -247,7 +260,9 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         return ShardedVariableSpec(
             *(_tf_private.VariableSpec(v.shape, v.dtype, v.trainable)
               for v in shards.variables), name=self.name, axis=shards.axis,
-            placement=partition.function or partition.placement)
+            placement=partition.function or partition.placement,
+            devices=None if len(set(shards.devices)) == 1
+            and parts.is_local_cpu(shards.devices[0]) else shards.devices)
 
     def _convert_variables_to_tensors(self) -> tf.Tensor:
         # What leaves a function or enters a loop is the value, as it is for

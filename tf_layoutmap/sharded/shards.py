@@ -20,6 +20,8 @@ class Shards:
         rows.
       is_exported: Whether a SavedModel is traced, which may hold TensorFlow's
         own operations only.
+      argument_devices: Where the variables are, when the table is an argument
+        of a `tf.function`, in which variables do not know it.
     """
 
     variables: Sequence[tf.Variable]
@@ -27,6 +29,13 @@ class Shards:
     name: str
     axis: int = 0
     is_exported: bool = False
+    argument_devices: Sequence[str] | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each shard."""
+        return tuple(self.argument_devices or (
+            variable.device for variable in self.variables))
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -52,9 +61,10 @@ class Shards:
 
     def alone(self, number: int) -> "Shards":
         """Returns one shard as a table of its own."""
-        variable = self.variables[number]
+        variable, devices = self.variables[number], self.argument_devices
         return Shards([variable], RowPartition.div(int(variable.shape[0]), 1),
-                      self.name, is_exported=self.is_exported)
+                      self.name, is_exported=self.is_exported,
+                      argument_devices=devices and [devices[number]])
 
     def each_alone(self) -> list["Shards"]:
         """Returns every shard as a table of its own."""

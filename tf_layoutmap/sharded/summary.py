@@ -82,8 +82,9 @@ def summarize(shards: Shards) -> Summary:
             name=variable.name, shape=tuple(variable.shape.as_list()),
             rows=size,
             num_bytes=variable.shape.num_elements() * shards.dtype.size,
-            device=variable.device)
-        for variable, size in zip(shards.variables, shards.partition.sizes))
+            device=device)
+        for variable, size, device in zip(
+            shards.variables, shards.partition.sizes, shards.devices))
     return Summary(
         name=shards.name, shape=tuple(shards.shape.as_list()),
         dtype=shards.dtype.name, axis=shards.axis,
