@@ -23,6 +23,11 @@ def test_names_of_devices_and_steps():
     runner.run("emulation/programs/names_of_tpus.py")
 
 
+@pytest.mark.slow
+def test_a_keras_layer_in_fit():
+    runner.run("emulation/programs/keras_fit.py")
+
+
 def test_the_page_about_it_runs():
     runner.run("docs/test_snippets.py", "-k", "emulation")
 

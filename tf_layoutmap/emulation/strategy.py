@@ -108,7 +108,11 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                 args, kwargs = tf.nest.map_structure(
                     _mark_input, (args, kwargs))
                 result = fn(*args, **kwargs)
-            new = graph.get_operations()[num_ops:]
+            # Where replicas wait for each other, one is traced amid another.
+            others = {one for one in self.extended.worker_devices
+                      if one != self.extended.worker_devices[number]}
+            new = [op for op in graph.get_operations()[num_ops:]
+                   if op.device not in others]
             uses = [op for op in new if op.type in _USES_THE_TPU]
             step_names.correct_modes(graph, number, new)
             with tf.control_dependencies(uses):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_layoutmap.embedding import config, structure
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_engine import replicate_context
 from tf_layoutmap.layers import keras_rs_configs
 
 
@@ -47,12 +48,41 @@ class EmbeddingSteps:
         self._latest_call: dict[int, object] = {}
         self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}
 
+    @property
+    def is_on_tpu(self) -> bool:
+        """Whether the tables are on a TPU, or an emulated one."""
+        return self.embedding._state.backend.is_on_tpu
+
+    def build(self):
+        """Makes the tables; on a TPU the first step does, from its sizes."""
+        if not self.is_on_tpu:
+            self.embedding.build()
+
     def look_up(self, inputs: Any, weights: Any) -> Any:
-        """Returns activations by stock ops, outside of any step."""
+        """Returns activations by stock ops, outside of any step.
+
+        On a TPU nothing can read its tables but a forward step.
+
+        Raises:
+          RuntimeError: On a TPU, outside of `strategy.run`.
+        """
         inputs, weights = self._cut(inputs, weights)
+        if self.is_on_tpu:
+            self._replica("call")
+            self.embedding.enqueue(
+                inputs, weights, training=False, name=self._layer)
+            return self.embedding.dequeue(name=self._layer)
         return serving_embedding_lookup(
             inputs, weights, self.embedding.embedding_tables,
             self.feature_config, out_of_range=self.out_of_range)
+
+    def zeros(self, inputs: Any) -> Any:
+        """Returns what has the shape of the activations, without a step."""
+        return tf.nest.pack_sequence_as(self.feature_config, [
+            tf.zeros([_size(value, axis) if size is None else size
+                      for axis, size in enumerate(shape)])
+            for shape, value in zip(
+                self.output_shapes(inputs), tf.nest.flatten(inputs))])
 
     def start(self, step: tf.Tensor, inputs: Any, weights: Any) -> Any:
         """Returns the activations of a new step of the calling replica.
@@ -67,7 +97,7 @@ class EmbeddingSteps:
           RuntimeError: If there are several replicas and none is calling.
         """
         replica = self._replica("call")
-        if replica == 0:
+        if replica == 0 and not self.is_on_tpu:
             # A step that was never applied, as when a scaled loss overflowed.
             # Replicas run in order, so that none of this step is in yet.
             self.embedding.reset()
@@ -87,7 +117,15 @@ class EmbeddingSteps:
 
         Raises:
           RuntimeError: If none were taken.
+          ValueError: If the tables are on a TPU, and this is a branch that
+            not every step takes.
         """
+        if self.is_on_tpu and not self._is_in_program():
+            raise ValueError(
+                "The model's optimizer must be applied in every step on a "
+                "TPU, which waits for the gradients: a loss scale, which may "
+                "skip one, is not for it; use the policy \"mixed_bfloat16\" "
+                f"(layer {self._layer!r}).")
         gradients = self._gradients.pop(self._replica("apply"), None)
         if gradients is None:
             raise RuntimeError(
@@ -97,6 +135,12 @@ class EmbeddingSteps:
             tf.nest.pack_sequence_as(
                 self.feature_config, [one * scale for one in gradients]),
             name=self._layer)
+
+    def _is_in_program(self) -> bool:
+        try:
+            return replicate_context.is_in_tpu_program()
+        except RuntimeError:
+            return False
 
     def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
         """Returns the shape of each feature's activations, from its input's.
@@ -168,3 +212,12 @@ class EmbeddingSteps:
         samples = shape[:max(len(shape) - 1, 1)]
         positions = [feature.max_sequence_length] * feature.is_sequence
         return (*samples, *positions, dim)
+
+
+def _size(value: Any, axis: int) -> tf.Tensor:
+    """A size that is only known at run time, of any form of input."""
+    if isinstance(value, tf.SparseTensor):
+        return tf.cast(value.dense_shape[axis], tf.int32)
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.bounding_shape(axis), tf.int32)
+    return tf.shape(value)[axis]

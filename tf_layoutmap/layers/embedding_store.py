@@ -41,10 +41,13 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
                 f"{tuple(store[key].shape)}.")
     for key, variable in variables.items():
         variable.assign(store[key][...])
+    embedding._load_variables()
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
     """Returns all variables, by table number and name of the variable."""
+    if embedding._state.backend.is_on_tpu:
+        return _host_copies(embedding)
     found = {}
     slots = embedding.slot_variables
     for number, (table, rows) in enumerate(
@@ -53,3 +56,12 @@ def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
         for name, slot in slots[table].items():
             found[f"{number}.{name}"] = slot
     return found
+
+
+def _host_copies(embedding: TPUEmbedding) -> dict[str, Any]:
+    """The same of a TPU, whose tables are brought to the host."""
+    embedding._check_built("save or load")
+    embedding._retrieve_variables()
+    return {f"{number}.{name}": variable
+            for number, (_, table) in enumerate(embedding._tables())
+            for name, variable in embedding._variables[table.name].items()}

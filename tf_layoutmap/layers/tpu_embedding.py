@@ -88,6 +88,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     tables become those of one replica; a row's gradient is what reaches it,
     not divided by the number of replicas: Keras' losses already are.
 
+    Under `TPUStrategy`, real or emulated, steps and lookups are the TPU's:
+    batches have one known size, dense inputs one id per sample, and the layer
+    is called inside `strategy.run`, as `fit`, `evaluate` and `predict` do.
+
     Attributes:
       embedding: The `tlm.TPUEmbedding`.
     """
@@ -122,7 +126,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         del input_shape
         if self.built:
             return
-        self.embedding.build()
+        self._steps.build()
         self._step = _StepWeight(self)
         self._step.trainable = self.trainable
         self.built = True
@@ -148,6 +152,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         if training and self.trainable:
             return self._cast(self._steps.start(
                 tf.convert_to_tensor(self._step), inputs, weights))
+        if _keras_private.is_abstract() and self._steps.is_on_tpu:
+            return self._cast(self._steps.zeros(inputs))
         if _keras_private.is_abstract():
             # `fit` of several replicas traces with the mean of their ids.
             inputs = tf.nest.map_structure(

@@ -67,6 +67,11 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         """Makes the tables."""
         if self.built:
             return
+        # It runs layers where a TPU has no step, as to make a functional model.
+        if self._steps.is_on_tpu:
+            raise NotImplementedError(
+                f"Layer {self.name!r} does not train on a TPU in tf_keras; "
+                "tlm.layers.TPUEmbedding of Keras 3 does.")
         # tf_keras sums the gradients of replicas before some optimizers see
         # them, and after others: a step's scale would be wrong.
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:

@@ -1,0 +1,187 @@
+"""`tlm.layers.TPUEmbedding` in `fit`, on two emulated cores.
+
+A process of its own (tests/emulation).
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_layoutmap as tlm
+from tests.emulation import training
+
+STRATEGY = tlm.emulation.enable(num_cores=2, deadline=3.0)
+
+tpu = tf.tpu.experimental.embedding
+BATCH = 8
+START = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
+
+
+def start(shape, shard_info=None):
+    first = shard_info.offset[0] if shard_info else 0
+    size = shard_info.shape[0] if shard_info else shape[0]
+    return tf.constant(START[first:first + size])
+
+
+def make_layer(**options):
+    words = tpu.TableConfig(12, 4, start, combiner="mean", name="words")
+    users = tpu.TableConfig(
+        5, 4, tf.ones_initializer(), combiner="sum", name="users",
+        optimizer=tpu.Adam(0.1))
+    return tlm.layers.TPUEmbedding(
+        {"title": tpu.FeatureConfig(words), "user": tpu.FeatureConfig(users)},
+        tpu.Adagrad(0.5), name="embedding", **options)
+
+
+class Product(keras.Model):
+    """Elementwise: of no sum over samples but those in the tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = make_layer()
+
+    def call(self, inputs, training=None):
+        found = self.embedding(inputs, training=training)
+        return found["title"] * found["user"] + found["title"]
+
+
+def functional():
+    inputs = {"title": keras.Input([1], dtype="int64", name="title"),
+              "user": keras.Input([], dtype="int64", name="user")}
+    found = make_layer()(inputs)
+    hidden = keras.layers.Concatenate()([found["title"], found["user"]])
+    return keras.Model(inputs, keras.layers.Dense(
+        4, kernel_initializer=keras.initializers.RandomNormal(seed=1))(hidden))
+
+
+def batches(size=6 * BATCH):
+    rng = np.random.default_rng(2)
+    return tf.data.Dataset.from_tensor_slices((
+        {"title": rng.integers(0, 12, (size, 1)),
+         "user": rng.integers(0, 5, size)},
+        rng.standard_normal((size, 4)).astype(np.float32))).batch(
+            BATCH, drop_remainder=True)
+
+
+def weighted_sum(y, x):
+    return keras.ops.sum(x * y, axis=1)
+
+
+def compiled(strategy, make=Product, **options):
+    if strategy is STRATEGY:
+        tlm.emulation.initialize_tpu_system()
+    with strategy.scope():
+        model = make()
+        model.compile(options.pop("optimizer", "sgd"), weighted_sum,
+                      metrics=["mae"], **options)
+    return model
+
+
+def fit(strategy, make=Product, **options):
+    model = compiled(strategy, make, **options)
+    model.fit(batches(), epochs=2, verbose=0)
+    return model
+
+
+def tables_of(model):
+    return training.values_of(model.get_layer("embedding").embedding)
+
+
+@pytest.fixture(scope="module", name="of_one_replica")
+def fixture_of_one_replica():
+    wanted = tables_of(fit(tf.distribute.get_strategy()))
+    assert not np.any(wanted["words"] == START)
+    return wanted
+
+
+def test_the_tables_become_those_of_one_replica_to_the_bit(of_one_replica):
+    training.assert_same(tables_of(fit(STRATEGY)), of_one_replica)
+
+
+def test_several_steps_per_execution_need_sizes_first(of_one_replica):
+    # Keras' loop hides the sizes of a batch from what it traces.
+    model = compiled(STRATEGY, steps_per_execution=3)
+    with pytest.raises(ValueError, match="known batch size .* call `build`"):
+        model.fit(batches(), verbose=0)
+    model = compiled(STRATEGY, steps_per_execution=3)
+    model.embedding.embedding.build(BATCH // 2)
+    model.fit(batches(), epochs=2, verbose=0)
+    training.assert_same(tables_of(model), of_one_replica)
+
+
+def test_a_functional_model_with_dense_weights_trains_and_evaluates():
+    model = fit(STRATEGY, functional)
+    one = fit(tf.distribute.get_strategy(), functional)
+    # The dense gradient is the sum of two sums.
+    for name, rows in tables_of(one).items():
+        np.testing.assert_allclose(tables_of(model)[name], rows, atol=1e-6)
+    before = tables_of(model)
+    np.testing.assert_allclose(
+        model.evaluate(batches(), verbose=0),
+        one.evaluate(batches(), verbose=0), rtol=1e-5)
+    inputs = batches().map(lambda x, y: x)
+    np.testing.assert_allclose(
+        model.predict(inputs, verbose=0), one.predict(inputs, verbose=0),
+        atol=1e-5)
+    training.assert_same(tables_of(model), before)
+
+
+def test_training_goes_on_from_weights_and_checkpoints(tmp_path):
+    model = fit(STRATEGY)
+    model.save_weights(tmp_path / "it.weights.h5")
+    tf.train.Checkpoint(model=model).write(str(tmp_path / "it"))
+    saved = tables_of(model)
+    model.fit(batches(), verbose=0)
+    wanted = tables_of(model)
+    assert np.any(wanted["words"] != saved["words"])
+    for restore in (
+            lambda: model.load_weights(tmp_path / "it.weights.h5"),
+            lambda: tf.train.Checkpoint(model=model).read(
+                str(tmp_path / "it")).expect_partial()):
+        restore()
+        training.assert_same(tables_of(model), saved)
+        model.fit(batches(), verbose=0)
+        training.assert_same(tables_of(model), wanted)
+
+
+def test_weights_of_the_tpu_serve_on_the_host(tmp_path):
+    model = fit(STRATEGY)
+    path = tmp_path / "it.weights.h5"
+    model.save_weights(path)
+    wanted = tables_of(model)
+    found = compiled(tf.distribute.get_strategy())
+    found.evaluate(batches(), verbose=0)
+    found.load_weights(path)
+    training.assert_same(tables_of(found), wanted)
+
+
+def test_what_a_tpu_cannot_do_is_refused_in_clear_words(tmp_path):
+    model = compiled(STRATEGY)
+    ids = {"title": np.zeros([2, 1], int), "user": np.zeros([2], int)}
+    with pytest.raises(RuntimeError, match="inside `strategy.run`"):
+        model(ids)
+    with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
+        model.embedding.save_own_variables({})
+    with pytest.raises(RuntimeError, match="the rows are on the TPU"):
+        _ = model.embedding.embedding_tables
+    ragged_end = batches().unbatch().batch(BATCH)
+    with pytest.raises(ValueError, match="drop_remainder=True"):
+        model.fit(ragged_end, verbose=0)
+
+
+def test_a_loss_scale_is_refused():
+    model = compiled(STRATEGY, optimizer=keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1)))
+    with pytest.raises(ValueError, match="a loss scale, which may"):
+        model.fit(batches(), verbose=0)
+
+
+def test_the_layer_of_tf_keras_is_refused():
+    tlm.emulation.initialize_tpu_system()
+    with STRATEGY.scope():
+        layer = tlm.layers.tf_keras.TPUEmbedding(
+            {"title": tpu.FeatureConfig(tpu.TableConfig(3, 2))}, tpu.SGD(1.0))
+        with pytest.raises(NotImplementedError, match="of Keras 3 does"):
+            layer({"title": tf_keras.Input([1], dtype="int64")})
