@@ -10,6 +10,7 @@ MAKEFLAGS += --no-builtin-rules
 # The interpreter that .venv is made from: PYTHON=python3.12 make demo
 PYTHON ?= python3
 FUZZ_SECONDS ?= 20
+FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 
 # `tensorflow-cpu` exists for x86-64 only; elsewhere `tensorflow` is the same.
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
@@ -87,9 +88,9 @@ tsan:  ## Runs the C++ tests under ThreadSanitizer.
 	$(BAZEL) test --config=tsan //cc/core/... //cc/emulation:all
 
 .PHONY: fuzz
-fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20).
+fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20), parsers for FUZZ_PARSER_SECONDS.
 	bash .ci/system_packages build fuzz
-	bash .ci/fuzz $(BAZEL) $(FUZZ_SECONDS)
+	bash .ci/fuzz $(BAZEL) $(FUZZ_SECONDS) $(FUZZ_PARSER_SECONDS)
 
 .PHONY: lint
 lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, C++ and BUILD files.
