@@ -315,13 +315,16 @@ def test_a_config_is_read_back_in_full():
     layer = tlm.layers.TPUEmbedding(
         [tpu.FeatureConfig(table, output_shape=[2, 3], name="a"),
          (tpu.FeatureConfig(table, max_sequence_length=4),)],
-        out_of_range="drop")
+        out_of_range="drop", table_dtypes={table: "bfloat16"},
+        rounding_seed=7)
     found = tlm.layers.TPUEmbedding.from_config(layer.get_config())
     found_steps, steps = found._steps, layer._steps
     tf.nest.assert_same_structure(
         found_steps.feature_config, steps.feature_config)
     assert found_steps.spec.features == steps.spec.features
+    assert found_steps.rounding_seed == 7
     [table], [expected] = found_steps.spec.tables, steps.spec.tables
+    assert table.dtype == "bfloat16"
     assert table.optimizer == expected.optimizer
     assert table.quantization == expected.quantization
     assert table.initializer.value == 2.0

@@ -141,6 +141,32 @@ def test_a_saved_model_goes_on_where_it_was(suffix, num_shards, tmp_path):
     keras3.assert_same(embedding_of(again), of_keras_3())
 
 
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_rows_of_16_bits_are_those_of_keras_3_and_are_saved(suffix, tmp_path):
+    expected = keras3.compiled(
+        tf.distribute.get_strategy(), lambda: keras3.Product(
+            keras3.make_layer(table_dtypes="bfloat16", rounding_seed=3)))
+    keras3.train(expected, *keras3.batches(), epochs=2)
+    make = functools.partial(
+        make_model, table_dtypes="bfloat16", rounding_seed=3)
+    model = compiled(make=make)
+    train(model, *keras3.batches())
+    path = str(tmp_path / f"model{suffix}")
+    if suffix == ".keras":
+        model.save(path)
+        again = tf_keras.models.load_model(
+            path, custom_objects={"WeightedSum": WeightedSum})
+    else:
+        model.save_weights(path)
+        again = compiled(make=make)
+        again.load_weights(path)
+    for one in (model, again):
+        train(one, *keras3.batches())
+        keras3.assert_same(embedding_of(one), embedding_of(expected))
+    [rows, _] = embedding_of(again).embedding_tables.values()
+    assert rows.dtype == tf.bfloat16
+
+
 def test_an_exported_model_uses_stock_ops_only(tmp_path):
     model = compiled()
     x, y = keras3.batches(1)

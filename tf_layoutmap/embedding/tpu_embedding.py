@@ -60,9 +60,10 @@ class TPUEmbedding(tf.Module):
 
     A step goes `enqueue`, `dequeue`, `apply_gradients`, in this order on each
     replica; several steps may be enqueued ahead. It works eagerly, in
-    `tf.function`, and under `OneDeviceStrategy`, `MirroredStrategy` and
-    `TPUStrategy`, where `dequeue` and `apply_gradients` are called inside
-    `strategy.run`. Gradients are not divided by the number of replicas.
+    `tf.function`, and under `OneDeviceStrategy`, `MirroredStrategy`,
+    `MultiWorkerMirroredStrategy` and `TPUStrategy`, where `dequeue` and
+    `apply_gradients` are called inside `strategy.run`. Gradients are not
+    divided by the number of replicas.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm

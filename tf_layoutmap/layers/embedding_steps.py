@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import config, structure
+from tf_layoutmap.embedding import structure
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.embedding.tpu_engine import replicate_context
@@ -23,7 +23,8 @@ class EmbeddingSteps:
     """
 
     def __init__(self, layer: str, feature_config: Any, optimizer: Any, *,
-                 partitioner: Any, out_of_range: str):
+                 partitioner: Any, out_of_range: str, table_dtypes: Any,
+                 rounding_seed: int):
         """Makes the embedding; `build` of it makes the tables.
 
         Args:
@@ -33,6 +34,8 @@ class EmbeddingSteps:
           optimizer: Of tables that bring none.
           partitioner: Cuts tables into shards.
           out_of_range: What becomes of ids that are no row.
+          table_dtypes: How rows are stored.
+          rounding_seed: Of tables with 16-bit rows.
         """
         self._layer = layer
         feature_config = keras_rs_configs.read(feature_config)
@@ -41,9 +44,10 @@ class EmbeddingSteps:
         self.out_of_range = out_of_range
         self.embedding = TPUEmbedding(
             feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range)
-        self.spec, _ = config.read_feature_config(
-            structure.flatten_with_paths(feature_config), optimizer)
+            out_of_range=out_of_range, table_dtypes=table_dtypes,
+            rounding_seed=rounding_seed)
+        self.rounding_seed = rounding_seed
+        self.spec = self.embedding._state.spec
         # By replica: the call that a tape may ask for gradients, and these.
         self._latest_call: dict[int, object] = {}
         self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
-from tf_layoutmap.embedding import tables
+import numpy as np
+
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 
 
 def save(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
-    """Writes each as one array, whatever its shards."""
+    """Writes each as one array, whatever its shards.
+
+    Rows of 16 bits are written as those bits, since HDF5 knows no bfloat16;
+    their key ends with their dtype.
+    """
     for key, variable in variables_by_key(embedding).items():
-        store[key] = variable.numpy()
+        values = variable.numpy()
+        store[key] = values.view(np.uint16) if _is_half(variable) else values
 
 
 def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
@@ -25,8 +31,8 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
       layer: Name of the layer, for messages.
 
     Raises:
-      ValueError: If tables, optimizers or shapes are others; nothing is
-        changed then.
+      ValueError: If tables, dtypes, optimizers or shapes are others; nothing
+        is changed then.
     """
     variables = variables_by_key(embedding)
     if set(store.keys()) != set(variables):
@@ -40,28 +46,27 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
                 f"{tuple(variable.shape)}. Received: "
                 f"{tuple(store[key].shape)}.")
     for key, variable in variables.items():
-        variable.assign(store[key][...])
+        values = store[key][...]
+        variable.assign(values.view(variable.dtype.as_numpy_dtype)
+                        if _is_half(variable) else values)
     embedding._load_variables()
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
     """Returns all variables, by table number and name of the variable."""
     if embedding._state.backend.is_on_tpu:
-        return _host_copies(embedding)
+        embedding._check_built("save or load")
+        embedding._retrieve_variables()
+    else:
+        embedding.build()
+        embedding.flush()
     found = {}
-    slots = embedding.slot_variables
-    for number, (table, rows) in enumerate(
-            embedding.embedding_tables.items()):
-        found[f"{number}.{tables.PARAMETERS}"] = rows
-        for name, slot in slots[table].items():
-            found[f"{number}.{name}"] = slot
+    for number, table in enumerate(embedding._state.spec.tables):
+        for name, variable in embedding._variables[table.name].items():
+            dtype = f".{variable.dtype.name}" * _is_half(variable)
+            found[f"{number}.{name}{dtype}"] = variable
     return found
 
 
-def _host_copies(embedding: TPUEmbedding) -> dict[str, Any]:
-    """The same of a TPU, whose tables are brought to the host."""
-    embedding._check_built("save or load")
-    embedding._retrieve_variables()
-    return {f"{number}.{name}": variable
-            for number, (_, table) in enumerate(embedding._tables())
-            for name, variable in embedding._variables[table.name].items()}
+def _is_half(variable: Any) -> bool:
+    return variable.dtype.size == 2

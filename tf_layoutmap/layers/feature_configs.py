@@ -6,11 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_layoutmap.embedding import host_optimizers
 from tf_layoutmap.layers.keras_rs_configs import CutFeatureConfig
 
 _tpu = tf.tpu.experimental.embedding
 _OPTIMIZERS = {one.__name__: one for one in (
-    _tpu.SGD, _tpu.Adagrad, _tpu.AdagradMomentum, _tpu.Adam, _tpu.FTRL)}
+    _tpu.SGD, _tpu.Adagrad, _tpu.AdagradMomentum, _tpu.Adam, _tpu.FTRL,
+    host_optimizers.RowwiseAdagrad, host_optimizers.LAMB)}
 
 
 def to_config(feature_config: Any, optimizer: Any) -> dict[str, Any]:
@@ -113,8 +115,11 @@ def _write_optimizer(optimizer: Any) -> Any:
             "A model with a dynamic learning rate cannot be saved with its "
             "configuration; use `save_weights`, or a learning rate that is a "
             f"number. Received: learning_rate={optimizer.learning_rate!r}.")
-    settings = {name: getattr(optimizer, name)
-                for name in inspect.signature(type(optimizer)).parameters
+    names = set(inspect.signature(type(optimizer)).parameters)
+    if isinstance(optimizer, host_optimizers.HostOptimizer):
+        names |= set(inspect.signature(
+            host_optimizers.HostOptimizer).parameters)
+    settings = {name: getattr(optimizer, name) for name in sorted(names)
                 if hasattr(optimizer, name)}
     clip = (optimizer.clip_gradient_min, optimizer.clip_gradient_max)
     if clip != (None, None):

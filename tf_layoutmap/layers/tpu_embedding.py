@@ -98,6 +98,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
 
     def __init__(self, feature_config: Any, optimizer: Any = None, *,
                  partitioner: Any = None, out_of_range: str = "error",
+                 table_dtypes: Any = None, rounding_seed: int = 0,
                  **kwargs: Any):
         """Makes the layer.
 
@@ -109,6 +110,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
             serve, with `trainable=False`.
           partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
           out_of_range: As of `tlm.TPUEmbedding`.
+          table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
+            halves the memory of the rows. Activations are of the layer's
+            compute dtype all the same.
+          rounding_seed: As of `tlm.TPUEmbedding`.
           **kwargs: Those of every Keras layer, such as `name`.
 
         Raises:
@@ -119,7 +124,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         # XLA has no kernels for our ops, and ids must not become float16.
         self.supports_jit = False
         self.autocast = False
-        self._make_steps(feature_config, optimizer, partitioner, out_of_range)
+        self._make_steps(
+            feature_config, optimizer, partitioner=partitioner,
+            out_of_range=out_of_range, table_dtypes=table_dtypes,
+            rounding_seed=rounding_seed)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""

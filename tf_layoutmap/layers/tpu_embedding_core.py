@@ -19,10 +19,9 @@ class TPUEmbeddingCore:
     _steps: EmbeddingSteps
 
     def _make_steps(self, feature_config: Any, optimizer: Any,
-                    partitioner: Any, out_of_range: str) -> None:
+                    **options: Any) -> None:
         self._steps = EmbeddingSteps(
-            self.name, feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range)
+            self.name, feature_config, optimizer, **options)
         # An attribute of the layer: so that a checkpoint finds the tables.
         self.embedding = self._steps.embedding
 
@@ -43,8 +42,8 @@ class TPUEmbeddingCore:
         """Reads what `save_own_variables` of any number of shards wrote.
 
         Raises:
-          ValueError: If tables, optimizers or shapes are others; nothing is
-            changed then.
+          ValueError: If tables, dtypes, optimizers or shapes are others;
+            nothing is changed then.
         """
         if not self.built:
             raise ValueError(
@@ -63,6 +62,9 @@ class TPUEmbeddingCore:
             "feature_config": feature_configs.to_config(
                 self._steps.feature_config, self._steps.optimizer),
             "out_of_range": self._steps.out_of_range,
+            "table_dtypes": {table.name: table.dtype
+                             for table in self._steps.spec.tables},
+            "rounding_seed": self._steps.rounding_seed,
         }
 
     @classmethod

@@ -57,11 +57,15 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
 
     def __init__(self, feature_config: Any, optimizer: Any = None, *,
                  partitioner: Any = None, out_of_range: str = "error",
+                 table_dtypes: Any = None, rounding_seed: int = 0,
                  **kwargs: Any):
         """Makes the layer; see `tlm.layers.TPUEmbedding`."""
         # Ids must not become float16.
         super().__init__(**{"autocast": False, **kwargs})
-        self._make_steps(feature_config, optimizer, partitioner, out_of_range)
+        self._make_steps(
+            feature_config, optimizer, partitioner=partitioner,
+            out_of_range=out_of_range, table_dtypes=table_dtypes,
+            rounding_seed=rounding_seed)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
