@@ -28,6 +28,11 @@ def test_a_keras_layer_in_fit():
     runner.run("emulation/programs/keras_fit.py")
 
 
+@pytest.mark.slow
+def test_calls_in_any_order():
+    runner.run("emulation/programs/any_order.py")
+
+
 def test_the_page_about_it_runs():
     runner.run("docs/test_snippets.py", "-k", "emulation")
 

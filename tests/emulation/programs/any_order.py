@@ -1,0 +1,213 @@
+"""Two emulated cores called in any order do what a twin of lists does.
+
+A process of its own (tests/emulation).
+"""
+
+import tempfile
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import settings, stateful
+from hypothesis import strategies as st
+
+import tf_layoutmap as tlm
+from tests.emulation import training
+from tests.reference import host_engine as twin
+
+# What waits for a call that does not come is an error after this time.
+PATIENCE_SECONDS = 0.1
+STRATEGY = tlm.emulation.enable(num_cores=2, deadline=PATIENCE_SECONDS)
+
+tpu = tf.tpu.experimental.embedding
+NUM_CORES, NUM_SAMPLES, NUM_ROWS, DIM = 2, 2, 5, 2
+ROWS = np.arange(NUM_ROWS * DIM, dtype=np.float32).reshape(NUM_ROWS, DIM)
+RATE = np.array([0.5], np.float32)
+WRONG_ORDER = (tf.errors.FailedPreconditionError,
+               tf.errors.DeadlineExceededError)
+
+cores = st.integers(0, NUM_CORES - 1)
+ids_of_a_core = st.lists(
+    st.integers(0, NUM_ROWS - 1), min_size=NUM_SAMPLES, max_size=NUM_SAMPLES)
+
+
+class Calls:
+    """The calls of one core, traced once for all examples."""
+
+    def __init__(self, kind):
+        tlm.emulation.initialize_tpu_system()
+        with STRATEGY.scope():
+            self.embedding = training.CLASSES[kind](
+                tpu.FeatureConfig(tpu.TableConfig(
+                    NUM_ROWS, DIM, initializer=tf.zeros_initializer(),
+                    combiner="sum", name="words"), name="shown"),
+                tpu.SGD(float(RATE[0])))
+            self.embedding.build(NUM_SAMPLES)
+        self.enqueue = [[self._enqueue(core, training)
+                         for training in (False, True)]
+                        for core in range(NUM_CORES)]
+        self.dequeue = [self._dequeue(core) for core in range(NUM_CORES)]
+        self.apply = [self._apply(core) for core in range(NUM_CORES)]
+
+    def _enqueue(self, core, training):
+        return tf.function(lambda ids: self.embedding.enqueue(
+            ids, training=training, device=f"/device:TPU:{core}"))
+
+    def _dequeue(self, core):
+        return _on_core(core, self.embedding.dequeue)
+
+    def _apply(self, core):
+        return _on_core(core, lambda scale: self.embedding.apply_gradients(
+            tf.fill([NUM_SAMPLES, DIM], scale)))
+
+    def start_anew(self):
+        tlm.emulation.reset()
+        self.rows = self.embedding._variables["words"]["parameters"]
+        self.rows.assign(ROWS)
+        self.embedding._load_variables()
+
+
+def _on_core(core, call):
+    @tf.function
+    def run(*args):
+        found = []
+
+        def program(*args):
+            context = tf.distribute.get_replica_context()
+            if int(tf.get_static_value(
+                    context.replica_id_in_sync_group)) == core:
+                found.append(call(*args))
+
+        STRATEGY.run(program, args=args)
+        return found[0]
+    return run
+
+
+class AnyOrder(stateful.RuleBasedStateMachine):
+    calls: Calls
+
+    def __init__(self):
+        super().__init__()
+        self.calls.start_anew()
+        self.updates_before = _num_updates()
+        self.model = twin.HostEngine(
+            [twin.Table(ROWS.copy(), "sgd", [])], [twin.Feature("shown", 0)],
+            num_replicas=NUM_CORES, max_pending_steps=32)
+        self.folder = tempfile.TemporaryDirectory()
+        self.saved = None
+
+    def teardown(self):
+        self.folder.cleanup()
+
+    def both(self, real, model):
+        """The same call of TPU and twin; None if it is refused."""
+        try:
+            expected = model()
+        except twin.OrderError:
+            start = time.monotonic()
+            with pytest.raises(WRONG_ORDER):
+                real()
+            assert time.monotonic() - start < PATIENCE_SECONDS + 1
+            return None
+        return real(), expected
+
+    @stateful.rule(core=cores, ids=ids_of_a_core, training=st.booleans())
+    def enqueue(self, core, ids, training):
+        self.both(
+            lambda: self.calls.enqueue[core][training](
+                tf.constant(ids, tf.int64)),
+            lambda: self.model.enqueue(
+                core, training, [[[(one, 1.0)] for one in ids]]))
+
+    @stateful.rule(core=cores, bad=st.sampled_from([-1, NUM_ROWS]))
+    def enqueue_an_id_outside(self, core, bad):
+        # Our class looks at ids before the TPU sees them, so nothing happens.
+        is_ours = isinstance(self.calls.embedding, tlm.TPUEmbedding)
+        with pytest.raises((tf.errors.InvalidArgumentError,
+                            *(() if is_ours else WRONG_ORDER))):
+            self.calls.enqueue[core][True](tf.constant([0, bad], tf.int64))
+        if is_ours:
+            return
+        with pytest.raises((ValueError, twin.OrderError)):
+            self.model.enqueue(core, True, None, valid=False)
+
+    @stateful.rule(core=cores)
+    def dequeue(self, core):
+        found = self.both(self.calls.dequeue[core],
+                          lambda: self.model.dequeue(core))
+        if found is not None:
+            np.testing.assert_array_equal(found[0], found[1][0])
+
+    @stateful.rule(core=cores, scale=st.integers(-2, 2))
+    def apply(self, core, scale):
+        gradient = np.full([NUM_SAMPLES, DIM], scale, np.float32)
+        self.both(lambda: self.calls.apply[core](tf.constant(float(scale))),
+                  lambda: self.model.apply(core, [gradient], [RATE]))
+
+    @stateful.rule(ids=st.tuples(ids_of_a_core, ids_of_a_core),
+                   training=st.booleans())
+    def a_whole_step(self, ids, training):
+        """In order, so that long runs get somewhere; or an evaluation."""
+        for core in range(NUM_CORES):
+            self.enqueue(core, ids[core], training)
+        for core in range(NUM_CORES):
+            self.dequeue(core)
+        for core in range(NUM_CORES if training else 0):
+            self.apply(core, 1)
+
+    @stateful.rule()
+    def reset(self):
+        tlm.emulation.reset()
+        self.model.reset()
+
+    @stateful.rule()
+    def save(self):
+        self.path = tf.train.Checkpoint(it=self.calls.embedding).write(
+            self.folder.name + "/it")
+        self.saved = training.values_in(self.path)["words"]
+        np.testing.assert_array_equal(self.saved, self.model.tables[0].rows)
+
+    @stateful.precondition(lambda self: self.saved is not None)
+    @stateful.rule()
+    def restore(self):
+        in_flight = any(self.model.awaiting) or any(
+            self.model.pending(core) for core in range(NUM_CORES))
+        checkpoint = tf.train.Checkpoint(it=self.calls.embedding)
+        if in_flight:
+            start = time.monotonic()
+            with pytest.raises(tf.errors.FailedPreconditionError,
+                               match="in flight"):
+                checkpoint.read(self.path)
+            assert time.monotonic() - start < 1
+            return
+        checkpoint.read(self.path).assert_consumed()
+        self.model.tables[0].rows[:] = self.saved
+
+    @stateful.invariant()
+    def nothing_is_lost(self):
+        lines = tlm.emulation.report().splitlines()
+        for core in range(NUM_CORES):
+            assert lines[core] == (
+                f"  core {core}: {self.model.pending(core)} batches wait for "
+                "`dequeue`" + (", one for its gradients"
+                               if self.model.awaiting[core] else ""))
+        assert not any("waiting:" in line for line in lines)
+        assert any("stopped:" in line for line in lines) == (
+            self.model.poisoned)
+        assert _num_updates() - self.updates_before == self.model.num_updates
+        self.calls.embedding._retrieve_variables()
+        np.testing.assert_array_equal(
+            self.calls.rows.variables[0], self.model.tables[0].rows)
+
+
+def _num_updates():
+    return int(tlm.emulation.report().splitlines()[-1].split()[0])
+
+
+@pytest.mark.parametrize("kind", training.CLASSES)
+def test_any_order(kind):
+    AnyOrder.calls = Calls(kind)
+    stateful.run_state_machine_as_test(AnyOrder, settings=settings(
+        max_examples=settings.default.max_examples // 2,
+        stateful_step_count=25))
