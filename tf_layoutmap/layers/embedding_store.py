@@ -55,7 +55,7 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
     """Returns all variables, by table number and name of the variable."""
     if embedding._state.backend.is_on_tpu:
-        embedding._check_built("save or load")
+        embedding._state.check_built("save or load")
         embedding._retrieve_variables()
     else:
         embedding.build()
