@@ -19,6 +19,11 @@ def test_four_cores_on_two_hosts():
 
 
 @pytest.mark.slow
+def test_one_script_in_three_settings():
+    runner.run("emulation/programs/three_settings.py")
+
+
+@pytest.mark.slow
 def test_names_of_devices_and_steps():
     runner.run("emulation/programs/names_of_tpus.py")
 

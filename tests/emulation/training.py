@@ -203,3 +203,10 @@ def assert_same(got: dict, wanted: dict) -> None:
     assert sorted(got) == sorted(wanted)
     for name, value in wanted.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def mirrored(num_replicas: int) -> tf.distribute.Strategy:
+    """A MirroredStrategy on the cores' CPUs that sums in their order."""
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{replica}" for replica in range(num_replicas)],
+        cross_device_ops=tf.distribute.ReductionToOneDevice())

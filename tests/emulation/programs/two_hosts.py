@@ -16,16 +16,10 @@ def optimizer():
     return tpu.Adam(0.1)
 
 
-def mirrored(num_replicas):
-    return tf.distribute.MirroredStrategy(
-        [f"CPU:{replica}" for replica in range(num_replicas)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice())
-
-
 def kinds():
     """Each way to train: its strategy, and how its embedding is made."""
     one = tf.distribute.get_strategy()
-    two = mirrored(2)
+    two = training.mirrored(2)
 
     def on_host(strategy):
         with strategy.scope():
@@ -132,77 +126,3 @@ def test_fewer_rows_than_hosts_are_fine(kind):
         lambda context: tf.constant([0], tf.int64)))
     np.testing.assert_array_equal(
         training.values_of(embedding)["one"], [[-1, -1, -1]])
-
-
-def script(strategy, *, trains_weight=False):
-    """A program that does not know where it runs; its tables after 200 steps.
-
-    Its dense part is elementwise; its weight, if trained, sums over samples.
-    """
-    tables = {
-        "ads": tpu.TableConfig(40, 4, name="ads", combiner="mean",
-                               initializer=tf.ones_initializer()),
-        "words": tpu.TableConfig(30, 4, name="words", combiner="sum",
-                                 initializer=tf.ones_initializer())}
-    features = {"ad": tpu.FeatureConfig(tables["ads"], name="ad"),
-                "title": tpu.FeatureConfig(tables["words"], name="title")}
-    with strategy.scope():
-        embedding = tlm.TPUEmbedding(features, tpu.Adagrad(0.05))
-        weight = tf.Variable(tf.ones([4]))
-        optimizer = tf.keras.optimizers.SGD(0.001)
-        optimizer.build([weight])
-    rng = np.random.default_rng(0)
-    rows = {"ad": rng.integers(0, 40, [200 * 8, 1]),
-            "title": rng.integers(0, 30, [200 * 8, 1])}
-    dataset = tf.data.Dataset.from_tensor_slices(rows).batch(
-        8, drop_remainder=True)
-    iterator = iter(strategy.experimental_distribute_dataset(
-        dataset, tf.distribute.InputOptions(
-            experimental_fetch_to_device=False)))
-
-    def core():
-        with tf.GradientTape() as tape:
-            activations = embedding.dequeue()
-            tape.watch(activations)
-            hidden = activations["ad"] * activations["title"]
-            loss = tf.reduce_sum((hidden * weight - 0.25) ** 2)
-        gradients, of_weight = tape.gradient(loss, (activations, weight))
-        embedding.apply_gradients(gradients)
-        if trains_weight:
-            of_weight = tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM, of_weight)
-            # Every replica has the sum; the mean of equal values is the same.
-            optimizer.apply([of_weight / strategy.num_replicas_in_sync],
-                            [weight])
-
-    @tf.function
-    def train(iterator):
-        for _ in tf.range(200):
-            embedding.enqueue(next(iterator), training=True)
-            strategy.run(core)
-
-    train(iterator)
-    values = training.values_of(embedding)
-    values["weight"] = weight.numpy()
-    return values
-
-
-def test_one_script_in_three_settings_gives_the_same_bits_after_200_steps():
-    wanted = script(tf.distribute.get_strategy())
-    assert np.abs(wanted["ads"] - 1).min() > 0
-    training.assert_same(script(mirrored(2)), wanted)
-    tlm.emulation.initialize_tpu_system()
-    training.assert_same(script(STRATEGY), wanted)
-    assert "200 updates" in tlm.emulation.report()
-
-
-def test_one_script_with_dense_weights_agrees_within_a_millionth():
-    wanted = script(tf.distribute.get_strategy(), trains_weight=True)
-    assert np.abs(wanted["weight"] - 1).min() > 1e-3
-    for strategy in (mirrored(2), STRATEGY):
-        tlm.emulation.initialize_tpu_system()
-        found = script(strategy, trains_weight=True)
-        assert sorted(found) == sorted(wanted)
-        for name, value in wanted.items():
-            # The dense gradient is summed in another order.
-            np.testing.assert_allclose(found[name], value, rtol=1e-6)

@@ -1,0 +1,115 @@
+"""One script, unchanged: on the host, on two replicas, on an emulated TPU.
+
+Four cores on two hosts; a process of its own (tests/emulation).
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.emulation import training
+
+STRATEGY = tlm.emulation.enable(num_cores=4, num_hosts=2, deadline=5.0)
+
+tpu = tf.tpu.experimental.embedding
+
+
+def script(strategy, *, sums=None):
+    """A program that does not know where it runs; its tables after 200 steps.
+
+    Its dense part is elementwise. Its weight, if trained, sums over samples:
+    as `sums` says in float32 or float64, replica by replica, or "in order" of
+    the samples of all replicas.
+    """
+    tables = {
+        "ads": tpu.TableConfig(40, 4, name="ads", combiner="mean",
+                               initializer=tf.ones_initializer()),
+        "words": tpu.TableConfig(30, 4, name="words", combiner="sum",
+                                 initializer=tf.ones_initializer())}
+    features = {"ad": tpu.FeatureConfig(tables["ads"], name="ad"),
+                "title": tpu.FeatureConfig(tables["words"], name="title")}
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding(features, tpu.Adagrad(0.05))
+        dtype = tf.float64 if sums == "float64" else tf.float32
+        weight = tf.Variable(tf.ones([4], dtype))
+        optimizer = tf.keras.optimizers.SGD(0.001)
+        optimizer.build([weight])
+    rng = np.random.default_rng(0)
+    rows = {"ad": rng.integers(0, 40, [200 * 8, 1]),
+            "title": rng.integers(0, 30, [200 * 8, 1])}
+    dataset = tf.data.Dataset.from_tensor_slices(rows).batch(
+        8, drop_remainder=True)
+    iterator = iter(strategy.experimental_distribute_dataset(
+        dataset, tf.distribute.InputOptions(
+            experimental_fetch_to_device=False)))
+
+    def core():
+        with tf.GradientTape() as tape:
+            activations = embedding.dequeue()
+            # A row for each sample, so that their gradients stay apart.
+            weights = tf.repeat(
+                weight[tf.newaxis], len(activations["ad"]), 0)
+            tape.watch((activations, weights))
+            hidden = tf.cast(
+                activations["ad"] * activations["title"], dtype)
+            loss = tf.reduce_sum((hidden * weights - 0.25) ** 2)
+        gradients, of_weights = tape.gradient(loss, (activations, weights))
+        embedding.apply_gradients(gradients)
+        if sums:
+            train_weight(of_weights)
+
+    def train_weight(of_weights):
+        context = tf.distribute.get_replica_context()
+        if sums == "in order":
+            total = tf.reduce_sum(context.all_gather(of_weights, 0), 0)
+        else:
+            total = context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_weights, 0))
+        # Every replica has the sum; the mean of equal values is the same.
+        optimizer.apply([total / strategy.num_replicas_in_sync], [weight])
+
+    @tf.function
+    def train(iterator):
+        for _ in tf.range(200):
+            embedding.enqueue(next(iterator), training=True)
+            strategy.run(core)
+
+    train(iterator)
+    values = training.values_of(embedding)
+    values["weight"] = weight.numpy()
+    return values
+
+
+def test_one_script_in_three_settings_gives_the_same_bits_after_200_steps():
+    wanted = script(tf.distribute.get_strategy())
+    assert np.abs(wanted["ads"] - 1).min() > 0
+    training.assert_same(script(training.mirrored(2)), wanted)
+    tlm.emulation.initialize_tpu_system()
+    training.assert_same(script(STRATEGY), wanted)
+    assert "200 updates" in tlm.emulation.report()
+
+
+@pytest.mark.parametrize("sums", ["float32", "float64", "in order"])
+def test_a_trained_weight_moves_no_value_by_more_than_a_millionth(sums):
+    wanted = script(tf.distribute.get_strategy(), sums=sums)
+    assert np.abs(wanted["weight"] - 1).min() > 1e-3
+    for strategy in (training.mirrored(2), STRATEGY):
+        tlm.emulation.initialize_tpu_system()
+        found = script(strategy, sums=sums)
+        if sums != "float32":
+            # Beyond float64, what differs is rounded away; in order, nothing
+            # differs.
+            weight = found.pop("weight")
+            np.testing.assert_allclose(
+                weight, wanted["weight"], rtol=1e-13, atol=0)
+            training.assert_same(found, {
+                name: value for name, value in wanted.items()
+                if name != "weight"})
+            continue
+        assert sorted(found) == sorted(wanted)
+        for name, value in wanted.items():
+            # The sums of squares grow to 17, where a float32 is 2e-6 from the
+            # next one.
+            limit = 1e-6 * np.maximum(np.abs(value), 1)
+            assert np.all(np.abs(found[name] - value) <= limit), name
