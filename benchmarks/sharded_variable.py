@@ -43,7 +43,7 @@ _NUM_SHARDS = flags.DEFINE_multi_integer(
 _NUM_IDS = flags.DEFINE_multi_integer(
     "num_ids", NUM_IDS, "Numbers of ids to measure.")
 _BATCHES_PER_CALL = flags.DEFINE_integer(
-    "batches_per_call", 4, "Batches of ids that one tf.function works on.",
+    "batches_per_call", 16, "Batches of ids that one tf.function works on.",
     lower_bound=1)
 _VERBS = flags.DEFINE_multi_enum(
     "verbs", VERBS, VERBS, "What to do with the ids.")

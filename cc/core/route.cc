@@ -15,7 +15,7 @@ namespace {
 // then by place in the chunk, which is the order of ids.
 constexpr int64_t kMaxChunks = 16;
 constexpr int64_t kIdsPerChunk = 2048;
-constexpr int64_t kNanosPerId = 4;
+constexpr int64_t kNanosPerId = 2;
 
 template <typename Tid>
 RouteView<Tid> MakeRoom(int64_t num_slots, int64_t num_shards,
@@ -67,23 +67,25 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
   auto for_chunks = [&](const auto& work) {
     parallel_for(num_chunks, cost, [&](int64_t first, int64_t last) {
       for (int64_t chunk = first; chunk < last; ++chunk) {
-        partition.WithLocate([&](auto locate) {
-          work(locate, chunk, &next[chunk * num_shards], chunk_begin(chunk),
-               chunk_begin(chunk + 1));
-        });
+        work(chunk, chunk_begin(chunk), chunk_begin(chunk + 1));
       }
     });
   };
-  for_chunks([&](auto locate, int64_t chunk, int32_t* count, int64_t begin,
-                 int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = ids[i];
-      if (IsOutside(row, num_rows)) {
-        bad[chunk] = 1;
-        return;
+  // Until its slot is known, `inverse` keeps the shard of each id.
+  for_chunks([&](int64_t chunk, int64_t begin, int64_t end) {
+    int32_t* const count = &next[chunk * num_shards];
+    partition.WithLocate([&](auto locate) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = ids[i];
+        if (IsOutside(row, num_rows)) {
+          bad[chunk] = 1;
+          return;
+        }
+        const int32_t shard = locate(row).shard;
+        ++count[shard];
+        out.inverse[i] = shard;
       }
-      ++count[locate(row).shard];
-    }
+    });
   });
   if (std::find(bad.begin(), bad.end(), 1) != bad.end()) {
     return CheckIds(ids, num_rows);
@@ -96,18 +98,21 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
     }
   }
   out.splits[num_shards] = slot;
-  for_chunks([&](auto locate, int64_t /*chunk*/, int32_t* next_slot,
-                 int64_t begin, int64_t end) {
+  for_chunks([&](int64_t chunk, int64_t begin, int64_t end) {
+    int32_t* const next_slot = &next[chunk * num_shards];
     Tid* const local_rows = out.local_rows.data();
     int32_t* const permutation = out.permutation.data();
     int32_t* const inverse = out.inverse.data();
-    for (int64_t i = begin; i < end; ++i) {
-      const RowOwner owner = locate(ids[i]);
-      const int32_t k = next_slot[owner.shard]++;
-      local_rows[k] = static_cast<Tid>(owner.local_row);
-      permutation[k] = static_cast<int32_t>(i);
-      inverse[i] = k;
-    }
+    const Tid* const in = ids.data();
+    partition.WithLocalRow([=](auto local_row) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int32_t shard = inverse[i];
+        const int32_t k = next_slot[shard]++;
+        local_rows[k] = static_cast<Tid>(local_row(in[i], shard));
+        permutation[k] = static_cast<int32_t>(i);
+        inverse[i] = k;
+      }
+    });
   });
   return Status();
 }

@@ -70,6 +70,17 @@ struct LocateInBlocks {
   Divider short_blocks;
 };
 
+// The same where no shard has a row more than another: half the arithmetic.
+struct LocateInEqualBlocks {
+  RowOwner operator()(int64_t row) const {
+    const int64_t shard = static_cast<int64_t>(blocks(row));
+    return {static_cast<int32_t>(shard), row - shard * block};
+  }
+
+  int64_t block = 0;
+  Divider blocks;
+};
+
 struct LocateRoundRobin {
   RowOwner operator()(int64_t row) const {
     const int64_t local = static_cast<int64_t>(by_shards(row));
@@ -130,8 +141,25 @@ class RowPartition {
   template <typename Work>
   void WithLocate(const Work& work) const {
     if (placement_ == Placement::kMod) return work(round_robin_);
-    if (placement_ == Placement::kDiv) return work(blocks_);
+    if (placement_ == Placement::kDiv) {
+      if (blocks_.extra > 0) return work(blocks_);
+      return work(LocateInEqualBlocks{blocks_.block, blocks_.short_blocks});
+    }
     return work(LocateByOffsets{offsets_.data(), num_shards()});
+  }
+
+  // Calls `work(local_row)`, where local_row(row, shard) is the place of a row
+  // whose shard is known.
+  template <typename Work>
+  void WithLocalRow(const Work& work) const {
+    if (placement_ == Placement::kMod) {
+      return work([by_shards = round_robin_.by_shards](int64_t row, int32_t) {
+        return static_cast<int64_t>(by_shards(row));
+      });
+    }
+    return work([offsets = offsets_.data()](int64_t row, int32_t shard) {
+      return row - offsets[shard];
+    });
   }
 
   // The row that `Locate` sends to `owner`.
