@@ -67,14 +67,19 @@ LossScaleOptimizer = _private(
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
 _safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 
-# Where optimizers divide the rows of a sparse gradient, and where metrics and
-# losses do what DTensor cannot.
+# Where optimizers divide the rows of a sparse gradient, and where layers,
+# metrics and losses do what DTensor cannot.
 backend_numpy = _private("backend", "numpy")
 backend_nn = _private("backend", "nn")
 backend_core = _private("backend", "core")
+
+# Where random layers draw.
+backend_random = _private("backend", "random")
 for _module, _names in (
-        (backend_numpy, ("divide", "true_divide", "flip", "diag")),
-        (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",))):
+        (backend_numpy, ("divide", "true_divide", "flip", "diag", "einsum")),
+        (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",)),
+        (backend_random, ("normal", "truncated_normal", "uniform", "randint",
+                          "dropout"))):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):
             raise _refuse(f"where `{_module.__name__}.{_name}` is missing")

@@ -28,6 +28,10 @@ CLOSE = 1e-5
 # bfloat16 keeps 8 bits, so a sum in another order moves the last of them.
 BFLOAT16 = 2e-2
 
+# Added to all scores of a query, which a softmax then ignores. Optimizers that
+# go by the sign, as Lion does, make a walk of the rounding.
+ROUNDING = ("att_key_bias",)
+
 MESHES = [(1, 1), (2, 1), (1, 4), (2, 2), (2, 4)]
 
 OPTIMIZERS = {
@@ -52,6 +56,7 @@ OPTIMIZERS = {
     "Adafactor": lambda: O.Adafactor(0.003),
     "Lion": lambda: O.Lion(0.0003),
     "Muon": lambda: O.Muon(0.003),
+    "Adam amsgrad": lambda: O.Adam(0.003, amsgrad=True),
 }
 
 
@@ -105,6 +110,9 @@ LAYERS = {
     "GRU": (stack((6, 8), lambda: L.GRU(8, unroll=True, name="r")),
             twins.SERIES, {"r.cell.kernel": ("model", None),
                            "r.cell.recurrent_kernel": ("batch", None)}),
+    "Dropout": (stack((8,), lambda: L.Dense(16, activation="tanh", name="d1"),
+                      lambda: L.Dropout(0.3)),
+                twins.FEATURES, twins.DENSE),
     **{name: test_keras_layers.FAST[name] for name in (
         "EinsumDense", "images", "LSTM")},
     **{name: test_keras_layers.SLOW[name] for name in (
@@ -122,6 +130,10 @@ def pairs():
     # Both divisions of a table by both of the sparse rules.
     yield "Embedding rows", "Adagrad"
     yield "Embedding columns", "SGD"
+    # Norms of divided gradients.
+    yield "attention", "Adam clipnorm"
+    yield "attention", "Adam global_clipnorm"
+    yield "EinsumDense", "Adam clipnorm"
 
 
 class Losses(keras.callbacks.Callback):
@@ -166,8 +178,8 @@ def compare(layer, setting, sizes, tolerance, policy="float32"):
         print(f"\n{difference:.1e} {layer}, {setting} on {batch}x{parts}",
               file=sys.stderr)
     assert difference < tolerance
-    twins.assert_same_weights(expected, model, rtol=100 * tolerance,
-                              atol=100 * tolerance)
+    twins.assert_same_weights(expected, model, but=ROUNDING,
+                              rtol=100 * tolerance, atol=100 * tolerance)
 
 
 def on_meshes():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.layout import twins
+from tests.layout import test_keras_layers, twins
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
 from tf_layoutmap.layout.mesh_variable import MeshVariable
@@ -83,6 +83,22 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
         twins.TOKENS, {"e.embeddings": axes, "d2.kernel": ("model", None)},
         optimizer=make)
     assert axes_of(model.layers[0].embeddings) == axes
+
+
+@pytest.mark.parametrize("clip", [
+    "clipnorm", *(pytest.param(name, marks=pytest.mark.slow)
+                  for name in ("global_clipnorm", "clipvalue"))])
+def test_gradients_of_sharded_attention_are_clipped(clip):
+    def optimizer():
+        return O.SGD(0.5, **{clip: 0.01})
+
+    model = twins.assert_trains_alike(
+        test_keras_layers.attention, twins.TOKENS, test_keras_layers.ATTENTION,
+        optimizer=optimizer)
+    unclipped = twins.plain(test_keras_layers.attention)
+    twins.fit(unclipped, twins.TOKENS, optimizer=O.SGD(0.5))
+    assert not np.allclose(unclipped.weights[0].numpy(),
+                           model.weights[0].numpy(), atol=1e-3)
 
 
 def test_every_slot_lies_like_its_weight():

@@ -16,6 +16,7 @@ from tf_layoutmap.layout import (
     keras_training,
     mesh_calls,
     mesh_metrics,
+    mesh_random,
 )
 from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
 from tf_layoutmap.layout.mesh_variable import MeshVariable
@@ -56,6 +57,10 @@ def install() -> None:
                   getattr(keras_optimizers, name))
         for name in ("divide", "true_divide"):
             _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
+        _wrap(_keras_private.backend_numpy, "einsum", mesh_calls.einsum)
+        for name in ("normal", "truncated_normal", "uniform", "randint"):
+            _wrap(_keras_private.backend_random, name, mesh_random.draw)
+        _wrap(_keras_private.backend_random, "dropout", mesh_random.dropout)
         _wrap(_keras_private.CompileMetrics, "update_state",
               mesh_metrics.update_state)
         _wrap(_keras_private.backend_numpy, "flip", mesh_metrics.flip)

@@ -42,7 +42,8 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
              if home is not None and tf.executing_eagerly()
              else contextlib.nullcontext())
     if home is not None:
-        grads = [_with_static_shape(g, v) for g, v in zip(grads, variables)]
+        grads = [_like_its_weight(_with_static_shape(g, v), v)
+                 for g, v in zip(grads, variables)]
     with scope, _applying(home, variables):
         return original(
             optimizer, grads,
@@ -170,6 +171,18 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
         indices = tf.reshape(indices, [count])
     return tf.IndexedSlices(
         rows, indices, tf.constant(variable.shape.as_list(), tf.int64))
+
+
+def _like_its_weight(gradient: Any, variable: Any) -> Any:
+    """Returns a gradient with the layout of its weight.
+
+    Otherwise layouts flow back from the optimizer into the gradient, where
+    some operations cannot be divided as its sums ask for.
+    """
+    if not isinstance(variable, MeshVariable) or not isinstance(
+            gradient, tf.Tensor):
+        return gradient
+    return dtensor.relayout(gradient, variable.layout)
 
 
 def _rows_before(rows: Any) -> int | None:

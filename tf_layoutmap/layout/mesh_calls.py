@@ -70,6 +70,21 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
         lambda x: pinning.whole_samples(x, mesh), outputs)
 
 
+def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
+           **options: Any) -> Any:
+    """`keras.ops.einsum`; in layers on a mesh, TensorFlow's own.
+
+    Keras makes most of them matrix products of reshaped operands. DTensor
+    divides the reshaped gradients otherwise than the weights, and then cannot
+    bring one to the other.
+    """
+    layer = _keras_private.calling_layer()
+    if layer is not None and home_of(layer) is not None:
+        # Any option keeps Keras from its matrix products; this is the default.
+        options = {"optimize": "greedy", **options}
+    return original(subscripts, *operands, **options)
+
+
 def _is_host_value(x: Any) -> bool:
     if isinstance(x, np.ndarray):
         return True

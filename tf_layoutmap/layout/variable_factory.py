@@ -31,7 +31,7 @@ _drawn: dict[tuple, Callable[..., Any]] = {}
 _drawn_lock = threading.Lock()
 
 
-class _SeedArgument(keras.random.SeedGenerator):
+class SeedArgument(keras.random.SeedGenerator):
     """A seed that is a tensor; a SeedGenerator, so that Keras takes it."""
 
     def __init__(self, seed: Any):
@@ -120,7 +120,7 @@ def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
             @tf.function(autograph=False)
             def draw(seed: Any) -> Any:
                 drawing = copy.copy(template)
-                drawing.seed = _SeedArgument(seed)
+                drawing.seed = SeedArgument(seed)
                 return tf.cast(drawing(shape, dtype=dtype), dtype)
 
             _drawn[key] = draw
