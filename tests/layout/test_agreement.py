@@ -7,6 +7,8 @@ other ways too, and prints by how much the losses differ.
 
 import functools
 import os
+import pathlib
+import subprocess
 import sys
 
 import keras
@@ -103,8 +105,8 @@ LAYERS = {
         stack((6, 8), lambda: L.UnitNormalization(),
               lambda: L.RMSNormalization(name="n")),
         twins.SERIES, {"n.scale": ("model",), **HEAD}),
-    # The depthwise kernel has no gradient on a mesh; training the rest has.
-    "SeparableConv2D": (
+    # Training one too is for agreement_of_missing_ops.
+    "fixed SeparableConv2D": (
         stack((8, 8, 3), lambda: L.SeparableConv2D(4, 3, trainable=False)),
         twins.IMAGES, HEAD),
     "GRU": (stack((6, 8), lambda: L.GRU(8, unroll=True, name="r")),
@@ -202,3 +204,13 @@ def test_losses_agree_in_bfloat16_as_far_as_it_goes(sizes):
         compare("Dense", "Adam", sizes, BFLOAT16, "mixed_bfloat16")
     finally:
         keras.mixed_precision.set_global_policy("float32")
+
+
+def test_losses_agree_where_missing_ops_are_enabled():
+    # In a process of its own, because that is for all of a process.
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.layout.agreement_of_missing_ops"],
+        cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True,
+        timeout=400, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("agrees: SeparableConv2D") == len(MESHES)

@@ -25,7 +25,10 @@ POLICIES = tuple(_DONORS)
 # Stock ops that DTensor 2.21 refuses and that are right when every device
 # runs them on whole inputs.
 MISSING_OPS = ("ReverseV2", "Roll", "SegmentSum", "SegmentMean", "SegmentMax",
-               "SegmentMin", "SegmentProd", "MatrixDiagPartV3")
+               "SegmentMin", "SegmentProd", "MatrixDiagPartV3",
+               "DepthwiseConv2dNativeBackpropFilter",
+               "DepthwiseConv2dNativeBackpropInput", "AvgPoolGrad",
+               "AvgPool3DGrad")
 
 _registered: dict[str, str] = {}
 _lock = threading.Lock()
@@ -39,6 +42,14 @@ def available() -> bool:
 def unavailable_reason() -> str:
     """Why ops cannot be registered here; empty if they can."""
     return _ops.native.expander_registry_problem()
+
+
+def can_divide(name: str) -> bool:
+    """Whether tf.dtensor has a rule for op `name`, its own or one of ours.
+
+    False where this tf.dtensor cannot be asked.
+    """
+    return available() and _ops.native.has_expander(name)
 
 
 def register_op(name: str, policy: str) -> None:
@@ -86,8 +97,9 @@ def enable_missing_ops() -> tuple[str, ...]:
     """Lets tf.dtensor run some stock ops it refuses, on whole inputs.
 
     Each device then gathers the inputs and computes everything: correct, at
-    the cost of memory. It holds for the whole process, so it is never on by
-    default.
+    the cost of memory and time. Depthwise and separable convolutions and
+    average pooling train with it; call it before such a layer is built. It
+    holds for the whole process, so it is never on by default.
 
     Returns:
       The ops that this call enabled; TensorFlow's own rules stay.

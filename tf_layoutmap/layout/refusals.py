@@ -16,16 +16,18 @@ _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 # What in Keras uses an op that DTensor lacks, and what to do instead.
 _REMEDIES = {
     "AvgPoolGrad": "The gradient of AveragePooling needs it: use MaxPooling, "
-                   "GlobalAveragePooling or a strided Conv layer.",
+                   "GlobalAveragePooling, a strided Conv layer, or "
+                   "tlm.dtensor.enable_missing_ops().",
     "AvgPool3DGrad": "The gradient of AveragePooling3D needs it: use "
-                     "MaxPooling, GlobalAveragePooling or a strided Conv "
-                     "layer.",
+                     "MaxPooling, GlobalAveragePooling, a strided Conv layer, "
+                     "or tlm.dtensor.enable_missing_ops().",
     "ReverseV2": "tf.reverse needs it: use keras.ops.flip, which works on a "
                  "mesh, or tlm.dtensor.enable_missing_ops().",
     "EmptyTensorList": "Loops over time need it: pass unroll=True to "
                        "recurrent layers.",
     "DepthwiseConv2dNativeBackpropFilter":
-        "Depthwise and separable convolutions need it: use Conv layers.",
+        "Depthwise and separable convolutions need it: use Conv layers, or "
+        "tlm.dtensor.enable_missing_ops().",
     "FusedBatchNormV3":
         "BatchNormalization of tf_keras uses it for images: pass fused=False.",
     "MatrixDiagPartV3": "tf.linalg.diag_part needs it: use keras.ops.diag, "

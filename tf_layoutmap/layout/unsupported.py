@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from tf_layoutmap.dtensor import policies
+
 _DEPTHWISE = (
     keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D,
     keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
@@ -64,11 +66,13 @@ def layer_problems(layer: Any) -> list[str]:
         return [
             f"{_named(layer)} loops over time with a TensorList, which "
             "DTensor cannot place: pass unroll=True"]
-    if is_kind(layer, _DEPTHWISE) and layer.trainable:
+    if is_kind(layer, _DEPTHWISE) and layer.trainable and (
+            not policies.can_divide("DepthwiseConv2dNativeBackpropFilter")):
         return [
             f"DTensor has no gradient for the depthwise kernel of "
-            f"{_named(layer)}: use a Conv layer instead, or trainable=False "
-            "for a layer that only predicts"]
+            f"{_named(layer)}: call tlm.dtensor.enable_missing_ops() first, "
+            "use a Conv layer instead, or trainable=False for a layer that "
+            "only predicts"]
     return []
 
 
