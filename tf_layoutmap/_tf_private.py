@@ -71,6 +71,11 @@ VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 ResourceVariable = _private(
     "ops.resource_variable_ops", "ResourceVariable")
 
+# The creators of `tf.variable_creator_scope`, to ask the user's for a table and
+# not the strategy's.
+variable_creators_of = _private(
+    "framework.ops", "Graph._variable_creator_stack").fget
+
 # Whether an op is registered, before tf.dtensor is told anything about it.
 op_def_of = _private("framework.op_def_registry", "get")
 

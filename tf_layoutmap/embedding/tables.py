@@ -2,23 +2,24 @@
 
 They are plain variables on the host, under every strategy: one copy that all
 replicas look into. A table that is partitioned is a `ShardedVariable`; the
-engine reads its shards in place.
+engine reads its shards in place. Creators of `tf.variable_creator_scope` are
+asked for each; those of strategies, which would make copies, are not.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private, partition
-from tf_layoutmap.embedding import config
-from tf_layoutmap.sharded import ShardedVariable, initial_value
+from tf_layoutmap.embedding import config, table_variable
+from tf_layoutmap.embedding.table_variable import HOST, shards_of
 
-HOST = "/device:CPU:0"
+__all__ = ["HOST", "PARAMETERS", "ROUNDING_STEPS", "Partitioner",
+           "create_tables", "shards_of"]
+
 PARAMETERS = "parameters"
 # Of a table with 16-bit rows: how often it was updated. The rounding depends
 # on it, so it is saved with the table.
@@ -45,9 +46,11 @@ def create_tables(
       `"rounding_steps"`, an int64 scalar.
 
     Raises:
+      TypeError: If a variable creator gives what is no variable.
       ValueError: If an initializer gives another shape, or values that the
         dtype of the table cannot hold, or the partitioner cuts along the
-        columns; all name the table.
+        columns, or a variable creator gives what the engine cannot train;
+        all name the table.
     """
     variables = {}
     with tf.device(HOST), tf.name_scope(""):
@@ -55,11 +58,6 @@ def create_tables(
             num_shards = _num_shards(table, partitioner)
             variables[table.name] = _create_table(table, num_shards)
     return variables
-
-
-def shards_of(variable: Any) -> list[tf.Variable]:
-    """Returns the shards of a table, in order; one if it is not cut."""
-    return list(getattr(variable, "variables", None) or [variable])
 
 
 def _num_shards(table: config.TableSpec, partitioner) -> int:
@@ -77,62 +75,21 @@ def _num_shards(table: config.TableSpec, partitioner) -> int:
 
 
 def _create_table(table: config.TableSpec, num_shards: int):
-    shape = (table.num_rows, table.dim)
     cut = partition.RowPartition.div(table.num_rows, num_shards)
-    initializer = bind_shape(table.initializer, shape)
-    rows = [_in_dtype(table, initial_value.of_shard(
-        initializer, shape, tf.float32, cut, shard, table.name))
-        for shard in range(num_shards)]
     # The engine trains a table that has an optimizer; a tape and a second
     # optimizer must not find it among the trainable variables.
-    variables = {PARAMETERS: _create_variable(
-        table.name, rows, trainable=table.optimizer is None)}
+    rows = table_variable.create(
+        table, table.name, table.initializer, cut, dim=table.dim,
+        trainable=table.optimizer is None, dtype=table.dtype)
+    variables = {PARAMETERS: rows}
     for slot in table.optimizer.slots if table.optimizer else ():
-        variables[slot.name] = _create_variable(
-            f"{table.name}/{slot.name}",
-            [tf.fill([size, slot.dim(table.dim)],
-                     tf.constant(slot.initial_value)) for size in cut.sizes],
-            trainable=False)
+        variables[slot.name] = table_variable.create(
+            table, f"{table.name}/{slot.name}",
+            tf.constant_initializer(slot.initial_value), cut,
+            dim=slot.dim(table.dim), trainable=False)
+        table_variable.check_same_cut(table, rows, variables[slot.name])
     if table.is_half and table.optimizer is not None:
-        variables[ROUNDING_STEPS] = _create_variable(
-            f"{table.name}/{ROUNDING_STEPS}", [tf.constant(0, tf.int64)],
-            trainable=False)
+        variables[ROUNDING_STEPS] = _tf_private.ResourceVariable(
+            tf.constant(0, tf.int64), trainable=False,
+            name=f"{table.name}/{ROUNDING_STEPS}")
     return variables
-
-
-def bind_shape(initializer: Callable[..., Any], shape):
-    """Gives an initializer that knows shards the whole shape, as TF does.
-
-    Others are returned as they are.
-    """
-    if "shard_info" not in inspect.signature(initializer).parameters:
-        return initializer
-    keywords = {}
-    if "dtype" in inspect.signature(initializer).parameters:
-        keywords["dtype"] = tf.float32
-    return functools.partial(initializer, shape, **keywords)
-
-
-def _in_dtype(table: config.TableSpec, rows: tf.Tensor) -> tf.Tensor:
-    """The first rows of a table, rounded to the nearest where it has 16 bits.
-    """
-    if not table.is_half:
-        return rows
-    found = tf.cast(rows, table.dtype)
-    if bool(tf.reduce_any(tf.math.is_finite(rows) & ~tf.math.is_finite(found))):
-        raise ValueError(
-            f"The first rows of a table in {table.dtype} must be at most "
-            f"{tf.as_dtype(table.dtype).max} in magnitude. Received: "
-            f"{float(tf.reduce_max(tf.abs(rows)))} (table {table.name!r}).")
-    return found
-
-
-def _create_variable(name: str, shards: list[tf.Tensor], trainable: bool):
-    variables = [
-        _tf_private.ResourceVariable(
-            rows, trainable=trainable,
-            name=name if len(shards) == 1 else f"{name}/part_{shard}")
-        for shard, rows in enumerate(shards)]
-    if len(variables) == 1:
-        return variables[0]
-    return ShardedVariable(variables, name=name)

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_layoutmap import partition
 from tf_layoutmap.embedding import config
-from tf_layoutmap.embedding.tables import PARAMETERS, bind_shape
+from tf_layoutmap.embedding.table_variable import bind_shape
+from tf_layoutmap.embedding.tables import PARAMETERS
 from tf_layoutmap.embedding.tpu_engine import optimizer_protos
 from tf_layoutmap.embedding.tpu_engine.config_proto import TPUSpec
 from tf_layoutmap.sharded import ShardedVariable, initial_value
