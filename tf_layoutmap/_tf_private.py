@@ -71,10 +71,13 @@ VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 ResourceVariable = _private(
     "ops.resource_variable_ops", "ResourceVariable")
 
-# The creators of `tf.variable_creator_scope`, to ask the user's for a table and
-# not the strategy's.
+# The creators of `tf.variable_creator_scope`: the user's are asked for a table;
+# those of these modules, a strategy's or a function's, are left out.
 variable_creators_of = _private(
     "framework.ops", "Graph._variable_creator_stack").fget
+_private("distribute.distribute_lib", "StrategyExtendedV2._scope")
+_private("eager.polymorphic_function.polymorphic_function", "Function")
+OWN_CREATORS = ("tensorflow.python.distribute", "tensorflow.python.eager")
 
 # Whether an op is registered, before tf.dtensor is told anything about it.
 op_def_of = _private("framework.op_def_registry", "get")

@@ -124,7 +124,7 @@ def _users_creators() -> list[Callable[..., Any]]:
         tf.compat.v1.get_default_graph())
     return [creator for _, creator in stack
             if not getattr(creator, "__module__", "").startswith(
-                ("tensorflow.python.distribute", "tensorflow.python.eager"))]
+                _tf_private.OWN_CREATORS)]
 
 
 def _chain(creators, make):
