@@ -28,6 +28,10 @@ CompositeTensorGradient = _private(
 # Whether tf.saved_model.save is tracing: exported graphs see one variable.
 in_save_context = _private("saved_model.save_context", "in_save_context")
 
+# Whether a thread of TensorFlow's is saving, while the program goes on.
+in_async_save = _private(
+    "checkpoint.checkpoint_context", "in_async_metrics_context")
+
 # Whether a graph will be compiled by XLA, which has no kernels for our ops.
 is_xla_graph = _private(
     "ops.control_flow_util", "GraphOrParentsInXlaContext")

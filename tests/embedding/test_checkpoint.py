@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.embedding import old_checkpoint
 
 tpu = tf.tpu.experimental.embedding
 
@@ -136,6 +137,27 @@ def test_reads_what_tensorflow_s_own_class_wrote(tmp_path):
     restore(found, save(stock, tmp_path)).expect_partial()
     check_same(state_of(found), {
         name: one.numpy() for name, one in stock._variables["words"].items()})
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("built", [False, True])
+def test_reads_files_of_before_there_was_a_registered_saver(
+        num_shards, built, tmp_path):
+    rng = np.random.default_rng(0)
+    values = {name: rng.random([10, 2], np.float32)
+              for name in ("words", "words/accumulators")}
+    path = save(old_checkpoint.OldEmbedding(values), tmp_path)
+    assert any("TPUEmbedding_saveable" in name
+               for name, _ in tf.train.list_variables(path))
+    found = embedding_of(num_shards)
+    if built:
+        found.build()
+    status = restore(found, path)
+    found.build()
+    status.assert_existing_objects_matched()
+    check_same(state_of(found), {
+        "parameters": values["words"],
+        "accumulators": values["words/accumulators"]})
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

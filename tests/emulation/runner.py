@@ -18,12 +18,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "TF_LAYOUTMAP_PROGRAM": "1", "PYTHONPATH": path}
 
 
-def run(path: str, *arguments: str, seconds: int = 300) -> str:
-    """Runs a file below tests/ with pytest; its output, if all passed."""
+def run(path: str, *arguments: str, seconds: int = 300,
+        **variables: str) -> str:
+    """Runs a file below tests/ with pytest; its output, if all passed.
+
+    The file finds `variables` in its environment.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
          str(ROOT / "tests" / path), *arguments], cwd=ROOT,
-        env=environment(), text=True, capture_output=True,
+        env={**environment(), **variables}, text=True, capture_output=True,
         timeout=seconds, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     return done.stdout

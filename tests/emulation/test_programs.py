@@ -24,6 +24,14 @@ def test_one_script_in_three_settings():
 
 
 @pytest.mark.slow
+def test_checkpoints_go_between_numbers_of_hosts(tmp_path):
+    for num_hosts in (4, 1):
+        runner.run("emulation/programs/saving.py",
+                   TF_LAYOUTMAP_NUM_HOSTS=str(num_hosts),
+                   TF_LAYOUTMAP_EXCHANGE=str(tmp_path))
+
+
+@pytest.mark.slow
 def test_names_of_devices_and_steps():
     runner.run("emulation/programs/names_of_tpus.py")
 

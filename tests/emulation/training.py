@@ -158,9 +158,9 @@ def _distribute(strategy, parts):
             for name in parts[0]}
 
 
-def host_embedding(optimizer, num_replicas=1):
+def host_embedding(optimizer, num_replicas=1, **options):
     """Ours on the host engine, under the strategy in scope."""
-    embedding = tlm.TPUEmbedding(feature_config(optimizer), None)
+    embedding = tlm.TPUEmbedding(feature_config(optimizer), None, **options)
     embedding.build(NUM_SAMPLES // num_replicas)
     return embedding
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding import restore_check
 from tf_layoutmap.embedding.embedding_state import EmbeddingState
 
@@ -15,13 +18,38 @@ class CheckpointHooks:
     _variables: dict[str, dict[str, Any]]
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        # Whatever is saved asks for this first.
-        if hasattr(self, "_state"):
+        # Whatever is saved asks for this first; but an asynchronous save, on a
+        # thread of its own, after it has copied the variables.
+        if hasattr(self, "_state") and _tf_private.in_async_save():
+            self._check_copied()
+        elif hasattr(self, "_state"):
             if self._state.backend.is_on_tpu:
                 self._state.backend.sync.note_walk()
             else:
                 self._state.flush_eagerly()
         return super()._trackable_children(save_type, **kwargs)
+
+    def _copy_trackable_to_cpu(self, object_map):
+        # An asynchronous save asks this before it copies the variables: once
+        # eagerly, then in a function that it has traced.
+        del object_map
+        backend = self._state.backend
+        if tf.executing_eagerly():
+            self._state.is_copied = backend.is_built
+        if backend.is_on_tpu:
+            backend.sync.retrieve()
+        elif backend.is_built:
+            backend.flush()
+
+    def _check_copied(self):
+        # TensorFlow copies what there was at the first save, and would write
+        # all else as it is by then, in the middle of a step.
+        if self._state.backend.is_built and not self._state.is_copied:
+            raise RuntimeError(
+                "A TPUEmbedding must be built before the first asynchronous "
+                "save of its checkpoint, which copies only the variables that "
+                "there are by then; call `build` before, or make another "
+                "tf.train.Checkpoint.")
 
     def _checkpoint_adapter(self, path):
         # A restore asks this before it writes anything: the one moment to

@@ -20,6 +20,8 @@ class EmbeddingState:
       backend: What carries the steps out. Both kinds have `is_built`,
         `declare`, `create_tables`, `start`, `enqueue`, `dequeue` and `apply`.
       is_refused: Whether steps are for a TPU that is not there.
+      is_copied: Whether the last asynchronous checkpoint that began found
+        variables to copy.
     """
 
     feature_config: Any
@@ -29,6 +31,7 @@ class EmbeddingState:
     out_of_range: str
     backend: host_backend.HostBackend | tpu_backend.TPUBackend
     is_refused: bool
+    is_copied: bool = False
 
     def check_can_step(self, method: str):
         """Refuses steps for a TPU that is not there, and in an export."""

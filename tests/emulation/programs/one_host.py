@@ -361,6 +361,25 @@ def test_pipelined_lookups_are_one_step_old():
     assert training.values_of(embedding)["ads"][0, 0] == -3
 
 
+def test_pipelined_training_is_that_of_the_host_engine_to_the_bit():
+    pipelined = {"pipeline_execution_with_tensor_core": True}
+    host = training.host_embedding(OPTIMIZERS["adagrad"], **pipelined)
+    wanted = training.train(
+        tf.distribute.get_strategy(), host, steps=range(6))
+    expected = training.values_of(host)
+    other = training.host_embedding(OPTIMIZERS["adagrad"])
+    training.train(tf.distribute.get_strategy(), other, steps=range(6))
+    # Gradients do not depend on activations here, so the tables agree.
+    training.assert_same(training.values_of(other), expected)
+    for kind in training.CLASSES:
+        embedding = training.tpu_embedding(
+            kind, STRATEGY, OPTIMIZERS["adagrad"], **pipelined)
+        found = training.train(STRATEGY, embedding, steps=range(6))
+        for got, want in zip(found, wanted, strict=True):
+            training.assert_same(got, want)
+        training.assert_same(training.values_of(embedding), expected)
+
+
 def test_loading_while_steps_are_in_flight_is_refused():
     embedding = one_table()
     enqueue_of(embedding)(ids_of([0, 1], [2, 3]))

@@ -1,0 +1,138 @@
+"""Who reads what an emulated TPU saves, and how it saves.
+
+Four cores, on as many hosts as the environment says; a process of its own
+(tests/emulation), which meets the files of the one before it.
+"""
+
+import os
+import pathlib
+
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.embedding import old_checkpoint
+from tests.emulation import training
+
+NUM_HOSTS = int(os.environ.get("TF_LAYOUTMAP_NUM_HOSTS", "4"))
+EXCHANGE = pathlib.Path(os.environ.get("TF_LAYOUTMAP_EXCHANGE", "/nowhere"))
+STRATEGY = tlm.emulation.enable(
+    num_cores=4, num_hosts=NUM_HOSTS, deadline=5.0)
+
+tpu = tf.tpu.experimental.embedding
+ASYNC = tf.train.CheckpointOptions(enable_async=True)
+
+
+def optimizer():
+    return tpu.Adagrad(0.1)
+
+
+def host(num_shards):
+    return training.host_embedding(
+        optimizer,
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+
+
+def train_host(embedding, **options):
+    training.train(tf.distribute.get_strategy(), embedding, **options)
+
+
+def on_tpu(kind, path=None):
+    """A built embedding, with the values of a file."""
+    # TensorFlow's class creates what it restores; once built, it reads into
+    # its TPU only files of its own kind.
+    is_late = path is not None and kind == "stock"
+    embedding = training.tpu_embedding(
+        kind, STRATEGY, optimizer, is_built=not is_late)
+    if path is not None:
+        tf.train.Checkpoint(it=embedding).read(path)
+    if is_late:
+        embedding.build(training.NUM_SAMPLES // 4)
+    return embedding
+
+
+@pytest.fixture(name="kind", params=training.CLASSES)
+def fixture_kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", name="wanted")
+def fixture_wanted():
+    """After three steps, and after two more."""
+    embedding = host(1)
+    train_host(embedding, steps=range(3))
+    before = training.values_of(embedding)
+    train_host(embedding, seed=1, steps=range(2))
+    return before, training.values_of(embedding)
+
+
+def write(embedding, path):
+    return tf.train.Checkpoint(it=embedding).write(str(path))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_shards_of_the_host_engine_go_on_on_the_tpu(
+        kind, num_shards, wanted, tmp_path):
+    embedding = host(num_shards)
+    train_host(embedding, steps=range(3))
+    found = on_tpu(kind, write(embedding, tmp_path / "it"))
+    training.train(STRATEGY, found, seed=1, steps=range(2))
+    training.assert_same(training.values_of(found), wanted[1])
+
+
+def test_what_the_tpu_saves_goes_on_in_shards_and_serves(
+        kind, wanted, tmp_path):
+    embedding = on_tpu(kind)
+    training.train(STRATEGY, embedding, steps=range(3))
+    path = write(embedding, tmp_path / "it")
+    training.assert_same(training.values_in(path), wanted[0])
+    for num_shards in (1, 3):
+        found = host(num_shards)
+        tf.train.Checkpoint(it=found).read(
+            path).assert_existing_objects_matched()
+        train_host(found, seed=1, steps=range(2))
+        training.assert_same(training.values_of(found), wanted[1])
+    served = tpu.TPUEmbeddingForServing(
+        training.feature_config(optimizer), None)
+    served.build()
+    tf.train.Checkpoint(it=served).read(path).assert_consumed()
+    training.assert_same(training.values_of(served), wanted[0])
+
+
+def test_files_of_another_number_of_hosts_go_on(kind, wanted):
+    for path in EXCHANGE.glob("*.index"):
+        found = on_tpu(kind, str(path).removesuffix(".index"))
+        training.train(STRATEGY, found, seed=1, steps=range(2))
+        training.assert_same(training.values_of(found), wanted[1])
+
+
+def test_writes_files_for_another_number_of_hosts(kind):
+    if not EXCHANGE.is_dir():
+        pytest.skip("nobody reads them")
+    embedding = on_tpu(kind)
+    training.train(STRATEGY, embedding, steps=range(3))
+    write(embedding, EXCHANGE / f"{kind}_{NUM_HOSTS}")
+
+
+def test_an_asynchronous_save_holds_what_was_trained_before_it(
+        kind, tmp_path):
+    embedding, twin = on_tpu(kind), host(1)
+    checkpoint = tf.train.Checkpoint(it=embedding)
+    for step in range(3):
+        training.train(STRATEGY, embedding, steps=[step])
+        path = checkpoint.save(str(tmp_path / "it"), ASYNC)
+        train_host(twin, steps=[step])
+        wanted = training.values_of(twin)
+        # The next step is under way while that one is written.
+        training.train(STRATEGY, embedding, steps=[step], seed=1)
+        train_host(twin, steps=[step], seed=1)
+        checkpoint.sync()
+        training.assert_same(training.values_in(path), wanted)
+
+
+def test_files_of_before_there_was_a_registered_saver_go_on(
+        kind, wanted, tmp_path):
+    path = write(old_checkpoint.OldEmbedding(wanted[0]), tmp_path / "it")
+    found = on_tpu(kind, path)
+    training.train(STRATEGY, found, seed=1, steps=range(2))
+    training.assert_same(training.values_of(found), wanted[1])
