@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +12,9 @@ from tensorflow.experimental import dtensor
 
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 from tests.dtensor.test_sharded_rows import on_mesh, to_numpy
+from tests.layout import twins
 from tf_layoutmap import dtensor as tlm_dtensor
+from tf_layoutmap.layout.refusals import UnsupportedByDTensorError
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -68,3 +71,30 @@ def test_missing_ops_work_on_divided_tensors_once_enabled():
         capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     assert "all equal" in run.stdout
+
+
+USES = {
+    "ReverseV2": lambda x: tf.reverse(x, [0]),
+    "Roll": lambda x: tf.roll(x, 1, 0),
+    "MatrixDiagPartV3": lambda x: x + tf.linalg.diag_part(x),
+    "MatrixDiagV3": lambda x: tf.reduce_sum(tf.linalg.diag(x), axis=-1),
+    "MatrixSetDiagV3": lambda x: tf.linalg.set_diag(x, x[0]),
+} | {
+    f"Segment{kind}": lambda x, kind=kind: x + getattr(
+        tf.math, f"segment_{kind.lower()}")(x, np.zeros(8, np.int64))[:1]
+    for kind in ("Sum", "Mean", "Max", "Min", "Prod")}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_missing_op_is_refused_by_layer_with_what_to_do(name):
+    class User(keras.layers.Layer):
+        def call(self, x):
+            return USES[name](x)
+
+    model = twins.on_mesh(lambda: keras.Sequential([
+        keras.Input((8,)), keras.layers.Dense(4, name="d1"),
+        User(name="user")]), {"d1.kernel": (None, "model")})
+    with pytest.raises(UnsupportedByDTensorError, match=(
+            rf"no {name} operation on a mesh; model 'sequential\w*' needs one "
+            r"in layer 'user' to predict\. .*enable_missing_ops\(\)")):
+        model.predict(twins.FEATURES[:8], verbose=0)

@@ -26,6 +26,8 @@ POLICIES = tuple(_DONORS)
 # runs them on whole inputs.
 MISSING_OPS = ("ReverseV2", "Roll", "SegmentSum", "SegmentMean", "SegmentMax",
                "SegmentMin", "SegmentProd", "MatrixDiagPartV3",
+               # The gradients of MatrixDiagPartV3.
+               "MatrixDiagV3", "MatrixSetDiagV3",
                "DepthwiseConv2dNativeBackpropFilter",
                "DepthwiseConv2dNativeBackpropInput", "AvgPoolGrad",
                "AvgPool3DGrad")
@@ -100,6 +102,11 @@ def enable_missing_ops() -> tuple[str, ...]:
     the cost of memory and time. Depthwise and separable convolutions and
     average pooling train with it; call it before such a layer is built. It
     holds for the whole process, so it is never on by default.
+
+    In a `tf.function`, results of the segment ops have an unknown number of
+    rows, with which most of DTensor refuses to go on, and gradients of the
+    largest, the smallest and the product need whole columns. Eagerly there
+    are no such limits.
 
     Returns:
       The ops that this call enabled; TensorFlow's own rules stay.

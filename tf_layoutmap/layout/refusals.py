@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,12 @@ _REMEDIES = {
     "MatrixDiagPartV3": "tf.linalg.diag_part needs it: use keras.ops.diag, "
                         "which works on a mesh, or "
                         "tlm.dtensor.enable_missing_ops().",
+    **{op: f"tf.{name} needs it: call tlm.dtensor.enable_missing_ops() before."
+       for op, name in {
+           "Roll": "roll", "MatrixDiagV3": "linalg.diag",
+           "MatrixSetDiagV3": "linalg.set_diag",
+           **{f"Segment{kind}": f"math.segment_{kind.lower()}"
+              for kind in ("Sum", "Mean", "Max", "Min", "Prod")}}.items()},
     "TensorListReserve": "Loops such as tf.map_fn and tf.while_loop need it: "
                          "unroll them.",
 }
@@ -43,25 +49,52 @@ class UnsupportedByDTensorError(NotImplementedError):
 
 
 @contextmanager
-def explained(model: Any, verb: str) -> Iterator[None]:
-    """Raises TensorFlow's errors about missing ops as one that explains."""
+def explained(model: Any, verb: str,
+              graph: Callable[[], Any] = lambda: None) -> Iterator[None]:
+    """Raises TensorFlow's errors about missing ops as one that explains.
+
+    Args:
+      model: Whose step runs.
+      verb: What it does: `"train"`, `"test"` or `"predict"`.
+      graph: Gives the graph of the step, or None; asked after an error only.
+    """
     try:
         yield
     except tf.errors.OpError as error:
-        sentence = _sentence(str(error), model.name, verb)
+        sentence = _sentence(str(error), model, verb, graph)
         if sentence is None:
             raise
         raise UnsupportedByDTensorError(sentence) from error
 
 
-def _sentence(error: str, model: str, verb: str) -> str | None:
+def _where(op: str, model: Any, graph: Any) -> str:
+    """Returns the layer in whose name scope a graph has `op`, in words."""
+    layers = [] if graph is None else [
+        layer for layer in model._flatten_layers(include_self=False)]
+    for operation in graph.get_operations() if layers else ():
+        if operation.type != op:
+            continue
+        # From the inside: the innermost layer is the one to change.
+        for scope in reversed(operation.name.split("/")[:-1]):
+            # TensorFlow numbers scopes that it enters again, so that dense_1
+            # may be `dense` as well.
+            found = [f"{layer.name!r}" for layer in layers if re.fullmatch(
+                re.escape(layer.name) + r"(_\d+)?", scope)]
+            if found:
+                return f" in layer {' or '.join(found)}"
+    return ""
+
+
+def _sentence(error: str, model: Any, verb: str,
+              graph: Callable[[], Any]) -> str | None:
     lacking = _LACKS.search(error)
     if lacking is not None:
         op = lacking.group(1)
         remedy = _REMEDIES.get(
             op, "Replace the layer, loss or metric that uses it.")
-        return (f"DTensor has no {op} operation on a mesh; model {model!r} "
-                f"needs one to {verb}. {remedy}")
+        return (f"DTensor has no {op} operation on a mesh; model "
+                f"{model.name!r} needs one{_where(op, model, graph())} to "
+                f"{verb}. {remedy}")
     if _COMPILER not in error:
         return None
     stopped_at = _STOPPED_AT.search(error)
@@ -71,8 +104,8 @@ def _sentence(error: str, model: str, verb: str) -> str | None:
     finding = error.partition(" error: ")[2].partition("\n")[0] or (
         error.partition("\n")[0])
     return (
-        f"DTensor cannot divide {op} as the layouts of model {model!r} ask "
-        f"for; it needs one to {verb} ({textwrap.shorten(finding, 160)}). "
+        f"DTensor cannot divide {op} as the layouts of model {model.name!r} "
+        f"ask for; it needs one to {verb} ({textwrap.shorten(finding, 160)}). "
         "Leave the "
         "dimension that the operation works along unsharded in the layout of "
         "the layer before it, or, in a layer, loss or metric of your own, "
