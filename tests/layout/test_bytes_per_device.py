@@ -1,6 +1,10 @@
 """What each of eight devices really holds: weighed, not planned."""
 
 import collections
+import json
+import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -8,8 +12,10 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from benchmarks import peak_memory
 from tests.layout.meshes import layout_of, mesh_of
 
+ROOT = pathlib.Path(__file__).parents[2]
 dtensor = tf.experimental.dtensor
 rules = tf.tpu.experimental.embedding
 
@@ -102,3 +108,20 @@ def test_a_table_that_trains_itself_is_divided_by_rows(rule, sizes):
     slots = list(layer.optimizer.slots.values())
     assert len(slots) == len(rule._slot_names())
     assert_divided([layer.embeddings, *slots], MESHES[sizes]["model"])
+
+
+@pytest.mark.skipif(not peak_memory.is_available(),
+                    reason="this system does not count peaks")
+def test_no_whole_copy_is_made_on_the_way_to_a_weight_and_its_slot():
+    # In a process of its own: what others have freed would not be counted.
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.layout.memory_of_init"], cwd=ROOT,
+        capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    grown = json.loads(run.stdout.splitlines()[-1])
+    whole = grown["whole"]
+    # All devices hold it together, in this process, and one shard more.
+    assert whole <= grown["sharded"] <= whole * (1 + 1 / 8)
+    assert whole <= grown["slot"] <= whole * (1 + 1 / 8)
+    # The yardstick sees a copy where one is made.
+    assert grown["host"] >= 2 * whole

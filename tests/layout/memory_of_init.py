@@ -1,0 +1,55 @@
+"""Run by test_bytes_per_device: what it takes to make a large weight.
+
+Prints, in bytes, the weight, and by how much the process grew at its peak for
+the weight drawn on its devices, for Adagrad's slot, and for a weight drawn
+on the host. The eight logical devices share the memory of the process.
+"""
+
+import json
+
+import keras
+
+import tf_layoutmap as tlm
+from benchmarks import peak_memory
+from tests.layout.meshes import layout_of, mesh_of
+
+DIM = 1024
+
+
+def make(num_rows, init):
+    mesh = mesh_of(model=8)
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["e.embeddings"] = layout_of(mesh, "model", None)
+    with tlm.layout_map_scope(layout_map, init=init):
+        layer = keras.layers.Embedding(
+            num_rows, DIM, name="e", embeddings_initializer="normal")
+        layer.build(None)
+    layer.embeddings.value.read_value()
+    return layer
+
+
+def build(optimizer, weight):
+    optimizer.build([weight])
+    # Variables get their values at their first use.
+    return [v.value.read_value() for v in optimizer.variables]
+
+
+def main():
+    kept = []
+    for init in ("sharded", "host"):  # Code and kernels are loaded before.
+        build(keras.optimizers.Adagrad(), make(64, init).embeddings)
+    num_rows = 1 << 15
+    grown = {"whole": 4 * DIM * num_rows}
+    # What is freed would be taken again, uncounted: all is kept.
+    grown["sharded"] = peak_memory.extra_bytes(
+        lambda: kept.append(make(num_rows, "sharded")))
+    optimizer = keras.optimizers.Adagrad()
+    grown["slot"] = peak_memory.extra_bytes(
+        lambda: kept.append(build(optimizer, kept[0].embeddings)))
+    grown["host"] = peak_memory.extra_bytes(
+        lambda: kept.append(make(num_rows, "host")))
+    print(json.dumps(grown))
+
+
+if __name__ == "__main__":
+    main()
