@@ -77,6 +77,46 @@ def test_scopes_go_before_what_is_set_and_end():
     assert seen == [None]
 
 
+@pytest.mark.parametrize("verb", ["fit", "train_on_batch", "evaluate"])
+@pytest.mark.parametrize("compiled", ["before", "after"])
+def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
+    def compile_it():
+        model.compile("adam", twins.loss(), metrics=["accuracy"])
+
+    def use():
+        options = {} if verb == "train_on_batch" else {"verbose": 0}
+        return getattr(model, verb)(twins.FEATURES, twins.LABELS, **options)
+
+    model = twins.plain(twins.dense_model)
+    expected = model.predict(twins.FEATURES, verbose=0)
+    if compiled == "before":
+        compile_it()
+    ours.set_distribution(ours.DataParallel(mesh_of(batch=4)))
+    if compiled == "after":
+        compile_it()
+    with pytest.raises((RuntimeError, ValueError), match=(
+            "made before set_distribution or the scope .*after "
+            "set_distribution .*set_distribution.None.")):
+        use()
+    # Nothing is trained or made where one only asks.
+    np.testing.assert_array_equal(
+        model.predict(twins.FEATURES, verbose=0), expected)
+    ours.set_distribution(None)
+    compile_it()
+    use()
+    assert not any(isinstance(v, MeshVariable) for v in model.variables)
+
+
+def test_a_model_without_weights_yet_is_from_before_too():
+    model = keras.Sequential([keras.layers.Dense(4)])
+    with ours.DataParallel(mesh_of(batch=4)).scope():
+        with pytest.raises(RuntimeError, match="outside the scope"):
+            model.predict(twins.FEATURES, verbose=0)
+        model.compile("sgd", "mse")
+        with pytest.raises(RuntimeError, match="cannot train on .'batch'"):
+            model.fit(twins.FEATURES, twins.FEATURES, verbose=0)
+
+
 def test_layouts_can_be_asked_for():
     layout_map = ours.LayoutMap(ours.DeviceMesh(
         (2, 2), ("batch", "model"), CPUS))

@@ -17,6 +17,7 @@ from tf_layoutmap.layout import adoption, host_values, refusals
 from tf_layoutmap.layout.mesh_home import (
     MeshHome,
     activated,
+    active_home,
     home_of_model,
 )
 
@@ -28,6 +29,8 @@ def make_train_function(original: Callable[..., Any], model: Any,
     """Sets `model.train_function`, for a model on a mesh to our step."""
     home = home_of_model(model)
     if home is None:
+        if model.train_function is None or force:
+            _check_no_home_is_open(model, "train")
         return original(model, force)
     if model.train_function is None or force:
         model.train_function = _iterator_function(
@@ -40,6 +43,8 @@ def make_test_function(original: Callable[..., Any], model: Any,
     """Sets `model.test_function`, for a model on a mesh to our step."""
     home = home_of_model(model)
     if home is None:
+        if model.test_function is None or force:
+            _check_no_home_is_open(model, "test")
         return original(model, force)
     if model.test_function is None or force:
         model.test_function = _iterator_function(model, home, model.test_step)
@@ -51,6 +56,8 @@ def make_predict_function(original: Callable[..., Any], model: Any,
     """Sets `model.predict_function`, for a model on a mesh to our step."""
     home = home_of_model(model)
     if home is None:
+        if not model.built:
+            _check_no_home_is_open(model, "predict")
         return original(model, force)
     if model.predict_function is None or force:
         step = _MeshStep(model, home, model.predict_step, _build_for_predict)
@@ -64,6 +71,23 @@ def make_predict_function(original: Callable[..., Any], model: Any,
 
         model.predict_function = predict_function
     return model.predict_function
+
+
+def _check_no_home_is_open(model: Any, verb: str) -> None:
+    """Refuses a model from before the scope, whose step would mix both.
+
+    What Keras makes on the way, slot variables and metrics, would lie on a
+    mesh that the weights are not on.
+    """
+    home = active_home()
+    if home is not None:
+        raise RuntimeError(
+            f"Model {model.name!r} was made before set_distribution or the "
+            "scope that is in force now, so its weights are on no mesh and "
+            f"it cannot {verb} on {home.mesh.dim_names} of size "
+            f"{home.mesh.shape()}. Make it after set_distribution (or inside "
+            "the scope); or, to go on without a mesh, compile and use it "
+            "after set_distribution(None) (or outside the scope).")
 
 
 def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
@@ -128,9 +152,18 @@ class _MeshStep:
             batch)
         with host_values.default_mesh(
                 self._home.mesh, self._home.batch_dim), refusals.explained(
-                    self._model, self._verb):
+                    self._model, self._verb, lambda: self._graph(batch)):
             outputs = self._run(batch)
         return keras.tree.map_structure(to_host_tensor, outputs)
+
+    def _graph(self, batch: Any) -> Any:
+        """Returns the graph that ran for `batch`, or None without one."""
+        if self._model.run_eagerly:
+            return None
+        try:
+            return self._run.get_concrete_function(batch).graph
+        except Exception:  # The trace itself failed, which is told already.
+            return None
 
 
 def _build_for_training(model: Any, batch: Any) -> None:
