@@ -12,6 +12,7 @@ import tf_layoutmap as tlm
 from benchmarks import (
     embedding_step,
     mesh_embedding,
+    model_creation,
     sharded_embedding,
     sharded_variable,
     workloads,
@@ -28,6 +29,7 @@ _DISTRIBUTIONS = flags.DEFINE_multi_enum(
 
 _BENCHMARKS = {"embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
+               "model_creation": model_creation.report,
                "sharded_embedding": sharded_embedding.report,
                "sharded_variable": sharded_variable.report}
 
