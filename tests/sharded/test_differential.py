@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sharded.programs import Program
+from tests.sharded.programs import DTYPES, Program, values_of
 from tests.sharded.tables import cuts, make_table
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -18,23 +18,24 @@ def tables(draw):
     """Values, and a table of them cut somehow."""
     row_shape = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
     shape = (draw(st.integers(1, 12)), *row_shape)
-    values = np.random.default_rng(draw(st.integers(0, 2**16))).integers(
-        -8, 8, shape).astype(np.float32)
+    values = values_of(
+        np.random.default_rng(draw(st.integers(0, 2**16))), shape,
+        draw(st.sampled_from(DTYPES)))
     return values, ShardedVariable.create(values, name="emb",
                                           **draw(cuts(shape)))
 
 
-# Both routes: 2 * (40 * 170 + 3 * 1150) = 20,500 steps.
+# Both routes: 2 * (40 * 170 + 6 * 580) = 20,560 steps.
 @settings(max_examples=40)
 @given(tables(), st.integers(0, 2**16))
 def test_any_program_of_reads_and_writes_equals_numpy(table, seed):
     assert Program(table[1], seed, is_traced=False).run(170) == 170
 
 
-@settings(max_examples=3)
+@settings(max_examples=6)
 @given(tables(), st.integers(0, 2**16))
 def test_any_traced_program_equals_numpy(table, seed):
-    assert Program(table[1], seed, is_traced=True).run(1150) == 1150
+    assert Program(table[1], seed, is_traced=True).run(580) == 580
 
 
 @st.composite
@@ -67,7 +68,9 @@ def test_any_basic_index_equals_numpy(table, data):
     values, sharded = table
     index = data.draw(basic_indices(values.shape))
     found, wanted = sharded[index], values[index]
-    assert found.shape == wanted.shape
+    # By numpy(): TensorFlow makes no array of a bfloat16 scalar.
+    found = found.numpy()
+    assert np.shape(found) == np.shape(wanted)
     np.testing.assert_array_equal(found, wanted)
 
 
