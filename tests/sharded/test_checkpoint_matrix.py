@@ -1,6 +1,9 @@
 """Any checkpoint restores into any table, bit by bit, block by block."""
 
 import gc
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +11,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import peak_memory
+from tests.sharded import restore_program
 from tests.sharded.tables import cuts, placed
 from tf_layoutmap.sharded import ShardedVariable, checkpoint
 
@@ -106,6 +111,24 @@ def test_a_restore_holds_one_block_of_the_file_at_a_time(
     tf.train.Checkpoint(table=table).read(path).assert_consumed()
     assert held == [64] * 8
     np.testing.assert_array_equal(table.numpy(), values)
+
+
+@pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")
+@pytest.mark.parametrize(("options", "blocks"), [
+    ({"num_shards": 8}, 1), ({"num_shards": 8, "placement": "mod"}, 1),
+    # Parts of two blocks of the file: one more is held while it is read.
+    ({"num_shards": 8, "axis": 1}, 2)], ids=["div", "mod", "columns"])
+def test_a_restore_takes_no_more_memory_than_a_shard(
+        tmp_path, options, blocks):
+    path = tf.train.Checkpoint(
+        table=restore_program.make(3.0, num_shards=8)).write(
+            str(tmp_path / "c"))
+    extra = float(subprocess.run(
+        [sys.executable, "-m", "tests.sharded.restore_program", path,
+         json.dumps(options)],
+        check=True, capture_output=True, text=True).stdout)
+    # A shard is 8 MiB of 64; and some for what TensorFlow needs itself.
+    assert extra < blocks * 8 + 8
 
 
 def test_training_goes_on_in_other_shards(tmp_path):

@@ -76,15 +76,15 @@ class _Block:
             return ""
         shape = self.table.shape.as_list()
         shape[self.axis] = self.size
-        return self._spec_of(shape)
+        return self._spec_of(shape, self.offset)
 
-    def spec_of_first(self) -> str:
-        """Returns the slice spec of the first element of the block."""
-        return self._spec_of([1] * self.table.shape.rank)
+    def spec_of_element(self) -> str:
+        """Returns the slice spec of the first element of the table."""
+        return self._spec_of([1] * self.table.shape.rank, 0)
 
-    def _spec_of(self, shape: list[int]) -> str:
+    def _spec_of(self, shape: list[int], start: int) -> str:
         offset = [0] * len(shape)
-        offset[self.axis] = self.offset
+        offset[self.axis] = start
         return tf.Variable.SaveSliceInfo(
             full_name=self.table.name,
             full_shape=self.table.shape.as_list(), var_offset=offset,
@@ -114,26 +114,33 @@ class _BlockSaveable(_tf_private.SaveableObject):
         """
         self._watcher = watcher
 
-    def fetch_from(self, path: str) -> None:
+    def fetch_from(self, path: str, is_first: bool) -> None:
         """Lets `restore` read the file itself.
 
         TensorFlow reads all tensors of a checkpoint before it restores the
         first. A large table would then be in memory twice; so it is told to
-        read one element of each block, and the block is read when it is
-        needed.
+        read one element, and each block is read when it is needed. Not one
+        of each block: TensorFlow reads in parallel, and for an element all
+        that was stored in one piece with it.
+
+        Args:
+          path: The checkpoint's prefix.
+          is_first: Whether it is the first block of its table.
         """
         if self._watcher is not None:
             self._watcher.before_restore(self)
         if not self._block.is_whole and (
                 self._block.table.shape.num_elements()):
             self._path = path
-            self.specs = [self._save_spec(self._block.spec_of_first())]
+            self.specs = [self._save_spec(
+                self._block.spec_of_element())] if is_first else []
 
     def restore(self, restored_tensors, restored_shapes):
         """Sets the block from what was read, or from the file."""
         del restored_shapes
-        value, = restored_tensors
-        if self._path is not None:
+        if self._path is None:
+            value, = restored_tensors
+        else:
             with tf.device("/cpu:0"):
                 value, = tf.raw_ops.RestoreV2(
                     prefix=self._path, tensor_names=[self._key],
