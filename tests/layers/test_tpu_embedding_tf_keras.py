@@ -65,9 +65,18 @@ def of_keras_3():
     return keras3.with_one_replica()
 
 
-def test_several_replicas_are_refused():
-    with pytest.raises(NotImplementedError, match="one replica in tf_keras"):
-        compiled(strategies.mirrored(2))
+STEPS = {
+    "graph": {}, "eager": {"run_eagerly": True},
+    "three steps at once": {"steps_per_execution": 3},
+    "clipped": {"optimizer": lambda: tf_keras.optimizers.Adam(clipnorm=1e-3)},
+    "legacy": {"optimizer": lambda: tf_keras.optimizers.legacy.SGD(0.1)},
+    "scaled": {
+        "optimizer": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(0.1), initial_scale=8.0)},
+    "legacy scaled": {
+        "optimizer": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.legacy.SGD(0.1), initial_scale=8.0)},
+}
 
 
 def test_tables_equal_those_of_keras_3_to_the_bit():
@@ -77,17 +86,159 @@ def test_tables_equal_those_of_keras_3_to_the_bit():
     assert embedding_of(model).stats()["num_updates"] == 6
 
 
-@pytest.mark.parametrize("options", [
-    {"run_eagerly": True}, {"steps_per_execution": 3},
-    {"optimizer": lambda: tf_keras.optimizers.Adam(clipnorm=1e-3)},
-    {"optimizer": lambda: tf_keras.optimizers.legacy.SGD(0.1)},
-    {"optimizer": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
-        tf_keras.optimizers.SGD(0.1), initial_scale=8.0)},
-], ids=["eager", "three steps at once", "clipped", "legacy", "scaled"])
-def test_so_they_do_however_the_steps_are_taken(options):
-    model = compiled(**options)
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_so_they_do_however_the_steps_are_taken(steps, num_replicas):
+    model = compiled(strategies.mirrored(num_replicas), **STEPS[steps])
     train(model, *keras3.batches(), epochs=2)
     keras3.assert_same(embedding_of(model), of_keras_3())
+    assert embedding_of(model).stats()["num_updates"] == 6
+
+
+@pytest.mark.parametrize("make_strategy", [
+    lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+    lambda: strategies.mirrored(4)], ids=["one device", "4 replicas"])
+def test_so_they_do_under_other_strategies(make_strategy):
+    model = compiled(make_strategy(), make=functools.partial(
+        make_model, partitioner=tlm.partitioners.FixedShardsPartitioner(3)))
+    train(model, *keras3.batches(), epochs=2)
+    keras3.assert_same(embedding_of(model), of_keras_3())
+
+
+def with_dense():
+    below = make_model()
+    return tf_keras.Model(below.input, tf_keras.layers.Dense(
+        4, kernel_initializer=tf_keras.initializers.RandomNormal(seed=1))(
+            below.output))
+
+
+def test_dense_weights_of_replicas_train_beside_the_tables():
+    models = [compiled(strategies.mirrored(n), make=with_dense)
+              for n in (1, 2)]
+    x, y = keras3.batches()
+    for model in models:
+        train(model, x, y, epochs=2)
+    one, two = models
+    # Gradients of dense weights are summed by replicas first.
+    keras3.assert_same(
+        embedding_of(two), embedding_of(one), rtol=1e-5, atol=1e-6)
+    for found, wanted in zip(two.layers[-1].weights, one.layers[-1].weights):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        two.evaluate(x, y, batch_size=BATCH, verbose=0),
+        one.evaluate(x, y, batch_size=BATCH, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        two.predict(x, batch_size=BATCH, verbose=0),
+        one.predict(x, batch_size=BATCH, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
+def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
+    two = compiled(strategies.mirrored(2))
+    train(two, *keras3.batches())
+    path = str(tmp_path / f"model{suffix}")
+    if suffix == ".keras":
+        two.save(path)
+        one = tf_keras.models.load_model(
+            path, custom_objects={"WeightedSum": WeightedSum})
+    else:
+        two.save_weights(path)
+        one = compiled()
+        one.load_weights(path)
+    for model in (two, one):
+        train(model, *keras3.batches())
+        keras3.assert_same(embedding_of(model), of_keras_3())
+
+
+def test_an_overflow_in_one_replica_skips_the_step_of_all():
+    x, y = keras3.batches(1)
+    overflow = y.copy()
+    overflow[-1, 0] = np.inf
+    models = [compiled(strategies.mirrored(n), **STEPS["scaled"])
+              for n in (1, 2)]
+    train(models[1], x, overflow)
+    np.testing.assert_array_equal(
+        keras3.values_of(embedding_of(models[1]))["words"], keras3.START)
+    for model in models:
+        train(model, x, y)
+    keras3.assert_same(*map(embedding_of, models))
+
+
+def own_loop(strategy, model, optimizer, aggregate=None, **options):
+    """Trains two epochs in `strategy.run`, a function for each batch."""
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True) * y) / BATCH
+        gradients = tape.gradient(loss, model.trainable_weights)
+        if aggregate:
+            gradients = tf.distribute.get_replica_context().all_reduce(
+                aggregate, gradients)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_weights), **options)
+
+    step = tf.function(step)
+    for _ in range(2):
+        for batch in strategy.experimental_distribute_dataset(
+                tf.data.Dataset.from_tensor_slices(
+                    keras3.batches()).batch(BATCH)):
+            strategy.run(step, args=batch)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("optimizers", [
+    "optimizers", "optimizers.legacy"])
+def test_a_loop_of_ones_own_trains_in_run(num_replicas, optimizers):
+    strategy = strategies.mirrored(num_replicas)
+    with strategy.scope():
+        model = make_model()
+        optimizer = {"optimizers": tf_keras.optimizers,
+                     "optimizers.legacy": tf_keras.optimizers.legacy}[
+                         optimizers].SGD(0.1)
+    own_loop(strategy, model, optimizer)
+    keras3.assert_same(embedding_of(model), of_keras_3())
+
+
+@pytest.mark.parametrize("aggregate", [
+    tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN])
+@pytest.mark.parametrize("option", [
+    {"skip_gradients_aggregation": True},
+    {"experimental_aggregate_gradients": False}], ids=["new", "old"])
+def test_gradients_aggregated_by_the_caller_are_refused(aggregate, option):
+    strategy = strategies.mirrored(2)
+    with strategy.scope():
+        model = make_model()
+        optimizer = tf_keras.optimizers.SGD(0.1)
+    with pytest.raises(NotImplementedError, match="to sum the gradients"):
+        own_loop(strategy, model, optimizer, aggregate, **option)
+    np.testing.assert_array_equal(
+        keras3.values_of(embedding_of(model))["words"], keras3.START)
+
+
+def test_a_step_that_failed_in_one_replica_is_forgotten():
+    x, y = keras3.batches(1)
+    model = compiled(strategies.mirrored(2))
+    train(model, *keras3.batches(), epochs=2)
+    bad = {**x, "user": np.where(np.arange(BATCH) == BATCH - 1, 9, x["user"])}
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match="'user', sample 7: id 9 is outside"):
+        train(model, bad, y)
+    keras3.assert_same(embedding_of(model), of_keras_3())
+    train(model, x, y)
+    assert embedding_of(model).stats()["num_updates"] == 7
+
+
+def test_a_layer_of_another_strategy_is_refused():
+    layer = make_layer()
+    layer.build()
+
+    def make():
+        inputs = {"title": tf_keras.Input([3], dtype="int64"),
+                  "body": tf_keras.Input([2], dtype="int64"),
+                  "user": tf_keras.Input([], dtype="int64")}
+        return tf_keras.Model(inputs, layer(inputs)["title"])
+
+    with pytest.raises((RuntimeError, ValueError), match=r"strategy.scope"):
+        compiled(strategies.mirrored(2), make=make)
 
 
 def test_dense_weights_train_beside_the_tables():

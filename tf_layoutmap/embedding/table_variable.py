@@ -90,6 +90,16 @@ def shards_of(variable: Any) -> list[tf.Variable]:
     return list(getattr(variable, "variables", None) or [variable])
 
 
+def strategy_in_scope() -> tf.distribute.Strategy | None:
+    """Returns what a variable gives for the strategy that it belongs to.
+
+    tf_keras compiles a model under a strategy only if all variables do.
+    """
+    if not tf.distribute.has_strategy():
+        return None
+    return tf.distribute.get_strategy()
+
+
 def bind_shape(initializer: Callable[..., Any], shape):
     """Gives an initializer that knows shards the whole shape, as TF does.
 
@@ -147,7 +157,8 @@ def _make(table, stored_as, values, initial_value=None, shape=None, name=None,
             f"asks for, {tuple(shape)}. Received: {tuple(rows.shape)} (table "
             f"{table.name!r}).")
     return _tf_private.ResourceVariable(
-        _in_dtype(table, rows, stored_as), trainable=trainable, name=name)
+        _in_dtype(table, rows, stored_as), trainable=trainable, name=name,
+        distribute_strategy=strategy_in_scope())
 
 
 def _in_dtype(

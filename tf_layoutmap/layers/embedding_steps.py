@@ -62,6 +62,11 @@ class EmbeddingSteps:
         if not self.is_on_tpu:
             self.embedding.build()
 
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that take part in each step."""
+        return self.embedding._state.replicas.num_replicas
+
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns activations by stock ops, outside of any step.
 
@@ -203,11 +208,10 @@ class EmbeddingSteps:
 
         Keras looks for overflows in the first replica's gradients only.
         """
-        num_replicas = self.embedding._state.replicas.num_replicas
-        if num_replicas == 1:
+        if self.num_replicas == 1:
             return value
         return tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, value) / num_replicas
+            tf.distribute.ReduceOp.SUM, value) / self.num_replicas
 
     def _output_shape(self, feature, shape):
         dim = self.spec.table_of(feature).dim

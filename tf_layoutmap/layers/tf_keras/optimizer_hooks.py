@@ -20,7 +20,8 @@ def serve_self_trained(kind: type) -> None:
     nor decays nor averages it.
 
     Args:
-      kind: Has a method `train(gradient)`.
+      kind: Has a method `train(gradient)`, and `train_summed(gradient,
+        optimizer)` for one that was summed over the replicas before.
     """
     add_from_reference = Optimizer.add_variable_from_reference
     apply_gradients = Optimizer.apply_gradients
@@ -42,8 +43,9 @@ def serve_self_trained(kind: type) -> None:
             return apply_gradients(self, pairs, *args, **kwargs)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
-        return _divide(functools.partial(apply_gradients, self), pairs,
-                       self.iterations.assign_add, *args, **kwargs)
+        return _divide(
+            self, functools.partial(apply_gradients, self), pairs,
+            self.iterations.assign_add, *args, **kwargs)
 
     def legacy_apply_but_to_kind(self, grads_and_vars, *args, **kwargs):
         pairs = list(grads_and_vars)
@@ -53,10 +55,11 @@ def serve_self_trained(kind: type) -> None:
         # What it returns must be of one kind: it is a branch of `tf.cond`.
         count = functools.partial(self.iterations.assign_add,
                                   read_value=tf.executing_eagerly())
-        return _divide(functools.partial(legacy_apply_gradients, self), pairs,
-                       count, *args, **kwargs)
+        return _divide(
+            self, functools.partial(legacy_apply_gradients, self), pairs,
+            count, *args, **kwargs)
 
-    def _divide(apply, pairs, count, *args, **kwargs):
+    def _divide(self, apply, pairs, count, *args, **kwargs):
         own = [pair for pair in pairs if isinstance(pair[1], kind)]
         others = [pair for pair in pairs if not isinstance(pair[1], kind)]
         has_gradients = [any(gradient is not None for gradient, _ in some)
@@ -66,7 +69,11 @@ def serve_self_trained(kind: type) -> None:
         else:
             result = count(1)
         for gradient, variable in own:
-            if gradient is not None:
+            if gradient is None:
+                continue
+            if _is_summed(self, args, kwargs):
+                variable.train_summed(gradient, self)
+            else:
                 variable.train(gradient)
         return result
 
@@ -82,6 +89,19 @@ def serve_self_trained(kind: type) -> None:
     BaseOptimizer.finalize_variable_values = finalize_but_kind
     LegacyOptimizer.apply_gradients = legacy_apply_but_to_kind
     LegacyOptimizer._create_all_weights = legacy_create_but_for_kind
+
+
+def _is_summed(optimizer, args, kwargs) -> bool:
+    """Whether the caller of `apply_gradients` has summed them over replicas.
+
+    So says the argument behind the name; that of the early optimizers, which
+    the later ones take by its name too, is the reverse.
+    """
+    if not kwargs.get("experimental_aggregate_gradients", True):
+        return True
+    if len(args) > 1:
+        return bool(args[1]) != isinstance(optimizer, LegacyOptimizer)
+    return bool(kwargs.get("skip_gradients_aggregation", False))
 
 
 def _refuse_whole_weights(optimizer, pairs) -> None:

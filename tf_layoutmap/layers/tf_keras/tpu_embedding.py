@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.layers import flavours
 from tf_layoutmap.layers.host_table import HOST
 from tf_layoutmap.layers.tf_keras import optimizer_hooks
@@ -25,6 +26,24 @@ class StepVariable(_tf_private.ResourceVariable):
         """Lets the tables take their step; the optimizer calls this."""
         self.steps.apply(gradient)
 
+    def train_summed(self, gradient: tf.Tensor, optimizer: Any) -> None:
+        """The same of a gradient that was added up over the replicas.
+
+        Raises:
+          NotImplementedError: If that was done by somebody else than a loss
+            scale: it may have been a mean.
+        """
+        num_replicas = self.steps.num_replicas
+        if num_replicas > 1 and not getattr(
+                optimizer, "_is_wrapped_by_loss_scale_optimizer", False):
+            raise NotImplementedError(
+                "A model with a TPUEmbedding layer leaves it to its optimizer "
+                "to sum the gradients of replicas: call `apply_gradients` "
+                "without `skip_gradients_aggregation=True` or "
+                "`experimental_aggregate_gradients=False`. Received: optimizer "
+                f"{type(optimizer).__name__} (weight {self.name!r}).")
+        self.steps.apply(gradient / num_replicas)
+
 
 optimizer_hooks.serve_self_trained(StepVariable)
 
@@ -34,7 +53,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     """Looks up all features of a model, in tables with their own optimizers.
 
     `tlm.layers.TPUEmbedding` for tf_keras: the same arguments, and the same
-    numbers, with one replica.
+    numbers, under `OneDeviceStrategy` and `MirroredStrategy` too.
 
     >>> import numpy as np
     >>> import tensorflow as tf
@@ -76,16 +95,12 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
             raise NotImplementedError(
                 f"Layer {self.name!r} does not train on a TPU in tf_keras; "
                 "tlm.layers.TPUEmbedding of Keras 3 does.")
-        # tf_keras sums the gradients of replicas before some optimizers see
-        # them, and after others: a step's scale would be wrong.
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise NotImplementedError(
-                f"Layer {self.name!r} trains with one replica in tf_keras; "
-                "tlm.layers.TPUEmbedding of Keras 3 does with several.")
         with tf.init_scope():
             self.embedding.build()
             with tf.device(HOST):
-                step = StepVariable(0.0, name="step", trainable=True)
+                step = StepVariable(
+                    0.0, name="step", trainable=True,
+                    distribute_strategy=strategy_in_scope())
         step.steps = self._steps
         self._step = step
         super().build(input_shape)

@@ -1,5 +1,7 @@
 """A table that is one weight of a tf_keras layer and trains itself."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_layoutmap.layers.host_table import HostTable
@@ -27,6 +29,11 @@ class TrainedTable(ShardedVariable):
     def train(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
         """Takes a step; the model's optimizer calls this."""
         self._optimizer.update(gradient)
+
+    def train_summed(self, gradient: Any, optimizer: Any) -> None:
+        """The same: a table takes its gradients as they come."""
+        del optimizer
+        self.train(gradient)
 
 
 optimizer_hooks.serve_self_trained(TrainedTable)
