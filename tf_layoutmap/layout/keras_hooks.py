@@ -58,6 +58,8 @@ def install() -> None:
         for name in ("divide", "true_divide"):
             _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
         _wrap(_keras_private.backend_numpy, "einsum", mesh_calls.einsum)
+        _wrap(_keras_private.backend_numpy, "concatenate",
+              mesh_calls.concatenate)
         for name in ("normal", "truncated_normal", "uniform", "randint"):
             _wrap(_keras_private.backend_random, name, mesh_random.draw)
         _wrap(_keras_private.backend_random, "dropout", mesh_random.dropout)

@@ -24,6 +24,7 @@ _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 BATCH_PARALLEL = (
     *CONVOLUTIONS, keras.layers.RNN, *_GATED_CELLS,
     keras.layers.SimpleRNNCell, keras.layers.TimeDistributed,
+    keras.layers.Bidirectional,
     keras.layers.MaxPooling1D, keras.layers.MaxPooling2D,
     keras.layers.MaxPooling3D, keras.layers.AveragePooling1D,
     keras.layers.AveragePooling2D, keras.layers.AveragePooling3D)
