@@ -100,7 +100,7 @@ class _BlockSaveable(_tf_private.SaveableObject):
     def __init__(self, block: _Block, key: str):
         self._block = block
         self._key = key
-        self._path = None
+        self._fetch = None
         self._watcher = None
         super().__init__(None, [self._save_spec(block.spec())], key)
 
@@ -114,8 +114,20 @@ class _BlockSaveable(_tf_private.SaveableObject):
         """
         self._watcher = watcher
 
-    def fetch_from(self, path: str, is_first: bool) -> None:
-        """Lets `restore` read the file itself.
+    @property
+    def can_fetch(self) -> bool:
+        """Whether `fetch_from` has a part of the table to name."""
+        return not self._block.is_whole and bool(
+            self._block.table.shape.num_elements())
+
+    def announce(self) -> None:
+        """Tells the watcher that the file has the block."""
+        if self._watcher is not None:
+            self._watcher.before_restore(self)
+
+    def fetch_from(self, path: str,
+                   others: Sequence["_BlockSaveable"]) -> None:
+        """Lets `restore` read the file itself, for `others` as well.
 
         TensorFlow reads all tensors of a checkpoint before it restores the
         first. A large table would then be in memory twice; so it is told to
@@ -125,27 +137,34 @@ class _BlockSaveable(_tf_private.SaveableObject):
 
         Args:
           path: The checkpoint's prefix.
-          is_first: Whether it is the first block of its table.
+          others: The other blocks of the table. TensorFlow restores nothing
+            of which it has read nothing.
         """
-        if self._watcher is not None:
-            self._watcher.before_restore(self)
-        if not self._block.is_whole and (
-                self._block.table.shape.num_elements()):
-            self._path = path
-            self.specs = [self._save_spec(
-                self._block.spec_of_element())] if is_first else []
+        self.specs = [self._save_spec(self._block.spec_of_element())]
+        for other in others:
+            other.specs = []
+        self._fetch = path, (self, *others)
 
     def restore(self, restored_tensors, restored_shapes):
-        """Sets the block from what was read, or from the file."""
+        """Sets the block from what was read, or blocks from the file."""
         del restored_shapes
-        if self._path is None:
+        if not self.specs:
+            return None  # Another one does it.
+        if self._fetch is None:
             value, = restored_tensors
-        else:
-            with tf.device("/cpu:0"):
-                value, = tf.raw_ops.RestoreV2(
-                    prefix=self._path, tensor_names=[self._key],
-                    shape_and_slices=[self._block.spec()],
-                    dtypes=[self._block.table.dtype])
+            return self._write(value)
+        path, blocks = self._fetch
+        # No variable here holds what was read while the next is.
+        return [one._write(one._fetched(path)) for one in blocks][-1]
+
+    def _fetched(self, path: str) -> tf.Tensor:
+        with tf.device("/cpu:0"):
+            return tf.raw_ops.RestoreV2(
+                prefix=path, tensor_names=[self._key],
+                shape_and_slices=[self._block.spec()],
+                dtypes=[self._block.table.dtype])[0]
+
+    def _write(self, value: tf.Tensor) -> tf.Operation | None:
         written = self._block.write(value)
         if self._watcher is not None:
             self._watcher.after_restore(self)
@@ -182,6 +201,20 @@ def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
             zip(partition.offsets, partition.sizes))
         # A slice of nothing has no form in the file.
         if size > 0 or partition.num_shards == 1]
+
+
+def fetch_in_turn(blocks: Sequence[_BlockSaveable], path: str) -> None:
+    """Has a restore read a table block after block.
+
+    Args:
+      blocks: What `saveables` returned for a table that the file has.
+      path: The checkpoint's prefix.
+    """
+    for block in blocks:
+        block.announce()
+    first, *others = blocks
+    if first.can_fetch:
+        first.fetch_from(path, others)
 
 
 def check_restorable(shards: Shards, path: str, key: str) -> bool:

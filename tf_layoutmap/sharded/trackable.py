@@ -47,8 +47,7 @@ class LogicalVariable(_tf_private.Trackable):
         key, saveables = self.__dict__.pop("_restoring", (None, ()))
         if (path is not None and key is not None
                 and checkpoint.check_restorable(self._own_shards, path, key)):
-            for number, saveable in enumerate(saveables):
-                saveable.fetch_from(path, is_first=number == 0)
+            checkpoint.fetch_in_turn(saveables, path)
 
     def _copy_trackable_to_cpu(self, object_map):
         # Asynchronous checkpoints write from copies.
