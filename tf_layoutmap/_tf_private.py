@@ -55,6 +55,11 @@ VARIABLE_VALUE_KEY = _private("trackable.constants", "VARIABLE_VALUE_KEY")
 SaveableObject = _private(
     "training.saving.saveable_object", "SaveableObject")
 SaveSpec = _private("training.saving.saveable_object", "SaveSpec")
+# What `RestoreV2` can read a part of, in TensorFlow 2.21.
+SLICEABLE_DTYPES = (
+    tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int16, tf.int32,
+    tf.int64, tf.bool, tf.complex64, tf.complex128, tf.qint8, tf.quint8,
+    tf.qint32)
 
 # What `table.ref()` gives: a key for dictionaries, as of tf.Variable.
 Reference = _private("util.object_identity", "Reference")

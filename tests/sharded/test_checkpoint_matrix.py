@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import peak_memory
 from tests.sharded import restore_program
 from tests.sharded.tables import cuts, placed
-from tf_layoutmap.sharded import ShardedVariable, checkpoint
+from tf_layoutmap.sharded import ShardedVariable, blocks
 
 TensorFlowsOwn = tf.__internal__.distribute.ShardedVariable
 DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype, np.int64,
@@ -94,7 +94,7 @@ def test_a_restore_holds_one_block_of_the_file_at_a_time(
         str(tmp_path / "c"))
     table = placed(np.zeros_like(values), placement, 8)
     held = []
-    write = checkpoint._Block.write
+    write = blocks.Block.write
     others = {id(t): t for t in gc.get_objects() if isinstance(t, tf.Tensor)}
 
     def noting(block, value):
@@ -107,19 +107,19 @@ def test_a_restore_holds_one_block_of_the_file_at_a_time(
         assert sum(t.shape.num_elements() for t in alive) <= 64 + 8 * 8
         return write(block, value)
 
-    monkeypatch.setattr(checkpoint._Block, "write", noting)
+    monkeypatch.setattr(blocks.Block, "write", noting)
     tf.train.Checkpoint(table=table).read(path).assert_consumed()
     assert held == [64] * 8
     np.testing.assert_array_equal(table.numpy(), values)
 
 
 @pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")
-@pytest.mark.parametrize(("options", "blocks"), [
+@pytest.mark.parametrize(("options", "held"), [
     ({"num_shards": 8}, 1), ({"num_shards": 8, "placement": "mod"}, 1),
     # Parts of two blocks of the file: one more is held while it is read.
     ({"num_shards": 8, "axis": 1}, 2)], ids=["div", "mod", "columns"])
 def test_a_restore_takes_no_more_memory_than_a_shard(
-        tmp_path, options, blocks):
+        tmp_path, options, held):
     path = tf.train.Checkpoint(
         table=restore_program.make(3.0, num_shards=8)).write(
             str(tmp_path / "c"))
@@ -128,7 +128,7 @@ def test_a_restore_takes_no_more_memory_than_a_shard(
          json.dumps(options)],
         check=True, capture_output=True, text=True).stdout)
     # A shard is 8 MiB of 64; and some for what TensorFlow needs itself.
-    assert extra < blocks * 8 + 8
+    assert extra < held * 8 + 8
 
 
 def test_training_goes_on_in_other_shards(tmp_path):

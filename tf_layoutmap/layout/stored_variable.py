@@ -19,11 +19,6 @@ dtensor = tf.experimental.dtensor
 
 _KEY = _tf_private.VARIABLE_VALUE_KEY
 
-# What `RestoreV2` can read a part of, in TensorFlow 2.21.
-_SLICEABLE = (tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8,
-              tf.int16, tf.int32, tf.int64, tf.bool, tf.complex64,
-              tf.complex128)
-
 
 class StoredVariable(dtensor.DVariable):
     """A `dtensor.DVariable` that is written as slices of one tensor."""
@@ -43,7 +38,7 @@ class _ShardsSaveable(_tf_private.SaveableObject):
         slices = host_values.slices_of_devices(
             variable.shape, variable.layout)
         starts = [tuple(s.start for s in one) for one in slices]
-        if variable.dtype not in _SLICEABLE:
+        if variable.dtype not in _tf_private.SLICEABLE_DTYPES:
             starts = [()] * len(starts)
         # Of devices that hold the same, the first.
         self._starts = list(dict.fromkeys(starts))

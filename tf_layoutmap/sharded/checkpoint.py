@@ -1,103 +1,25 @@
 """A table in shards is one tensor in a checkpoint, rows in their order.
 
-It is written and read in blocks: boxes of the whole table. Where shards are
-boxes themselves, a block is a shard; else it is as many neighbouring rows as a
-shard has. So a checkpoint does not know how many shards there were, nor how
-rows were placed: it restores into any other table, into one `tf.Variable` and
-into TensorFlow's own sharded variable, and from all of those.
+It is written and read in blocks: boxes of the whole table. So a checkpoint does
+not know how many shards there were, nor how rows were placed: it restores into
+any other table, into one `tf.Variable` and into TensorFlow's own sharded
+variable, and from all of those.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.sharded import indexing, routing
+from tf_layoutmap.sharded import blocks
 from tf_layoutmap.sharded.shards import Shards
-
-# What `RestoreV2` can read a part of, in TensorFlow 2.21.
-_SLICEABLE = (tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8,
-              tf.int16, tf.int32, tf.int64, tf.bool, tf.complex64,
-              tf.complex128, tf.qint8, tf.quint8, tf.qint32)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Block:
-    """A box of the whole table.
-
-    Attributes:
-      table: The table.
-      offset: First element along `axis`.
-      size: Elements along `axis`.
-      axis: What it is a part of; along the other axes it is whole.
-      number: The shard that it is; None if it is none.
-      is_whole: Whether it is the whole table, which then is not sliced.
-    """
-
-    table: Shards
-    offset: int
-    size: int
-    axis: int
-    number: int | None
-    is_whole: bool = False
-
-    @property
-    def device(self) -> str:
-        return self.table.variables[self.number or 0].device
-
-    def read(self) -> tf.Tensor:
-        if self.number is not None:
-            with tf.device(self.device):
-                return self.table.variables[self.number].read_value()
-        with tf.device("/cpu:0"):
-            if self.is_whole:
-                return indexing.dense(self.table)
-            return routing.gather_checked(self.table, self._rows())
-
-    def write(self, value: tf.Tensor) -> tf.Operation | None:
-        """Sets the block; in graphs, returns what does."""
-        if self.is_whole:
-            for variable, part in zip(self.table.variables,
-                                      self.table.split(value)):
-                variable.assign(part, read_value=False)
-            return None
-        if self.number is not None:
-            variable = self.table.variables[self.number]
-            with tf.device(self.device):
-                return variable.assign(value, read_value=False)
-        routing.scatter(self.table, "update", self._rows(), value)
-        return None
-
-    def spec(self) -> str:
-        """Returns the slice spec of the block."""
-        if self.is_whole:
-            return ""
-        shape = self.table.shape.as_list()
-        shape[self.axis] = self.size
-        return self._spec_of(shape, self.offset)
-
-    def spec_of_element(self) -> str:
-        """Returns the slice spec of the first element of the table."""
-        return self._spec_of([1] * self.table.shape.rank, 0)
-
-    def _spec_of(self, shape: list[int], start: int) -> str:
-        offset = [0] * len(shape)
-        offset[self.axis] = start
-        return tf.Variable.SaveSliceInfo(
-            full_name=self.table.name,
-            full_shape=self.table.shape.as_list(), var_offset=offset,
-            var_shape=shape).spec
-
-    def _rows(self) -> tf.Tensor:
-        return tf.range(self.offset, self.offset + self.size, dtype=tf.int64)
 
 
 class _BlockSaveable(_tf_private.SaveableObject):
     """Reads and restores a block under a key of a checkpoint."""
 
-    def __init__(self, block: _Block, key: str):
+    def __init__(self, block: blocks.Block, key: str):
         self._block = block
         self._key = key
         self._fetch = None
@@ -153,9 +75,9 @@ class _BlockSaveable(_tf_private.SaveableObject):
         if self._fetch is None:
             value, = restored_tensors
             return self._write(value)
-        path, blocks = self._fetch
+        path, chain = self._fetch
         # No variable here holds what was read while the next is.
-        return [one._write(one._fetched(path)) for one in blocks][-1]
+        return [one._write(one._fetched(path)) for one in chain][-1]
 
     def _fetched(self, path: str) -> tf.Tensor:
         with tf.device("/cpu:0"):
@@ -188,31 +110,19 @@ def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
       shards: The table.
       key: The checkpoint's name of the tensor.
     """
-    partition = shards.partition
-    if shards.dtype not in _SLICEABLE:
-        return [_BlockSaveable(_Block(
-            shards, 0, partition.num_rows, shards.axis, None, is_whole=True),
-            key)]
-    return [
-        _BlockSaveable(
-            _Block(shards, offset, size, shards.axis,
-                   number if partition.is_contiguous else None), key)
-        for number, (offset, size) in enumerate(
-            zip(partition.offsets, partition.sizes))
-        # A slice of nothing has no form in the file.
-        if size > 0 or partition.num_shards == 1]
+    return [_BlockSaveable(block, key) for block in blocks.blocks_of(shards)]
 
 
-def fetch_in_turn(blocks: Sequence[_BlockSaveable], path: str) -> None:
+def fetch_in_turn(table: Sequence[_BlockSaveable], path: str) -> None:
     """Has a restore read a table block after block.
 
     Args:
-      blocks: What `saveables` returned for a table that the file has.
+      table: What `saveables` returned for a table that the file has.
       path: The checkpoint's prefix.
     """
-    for block in blocks:
+    for block in table:
         block.announce()
-    first, *others = blocks
+    first, *others = table
     if first.can_fetch:
         first.fetch_from(path, others)
 
