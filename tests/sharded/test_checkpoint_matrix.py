@@ -113,6 +113,21 @@ def test_a_restore_holds_one_block_of_the_file_at_a_time(
     np.testing.assert_array_equal(table.numpy(), values)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("placement", ["div", "mod", "callable", "columns"])
+def test_a_graph_of_version_1_restores_every_block(tmp_path, placement, dtype):
+    values = np.arange(64 * 8).reshape(64, 8).astype(dtype)
+    path = tf.train.Checkpoint(table=placed(values, "div", 4)).write(
+        str(tmp_path / "c"))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = placed(np.zeros_like(values), placement, 3)
+        whole = tf.convert_to_tensor(table)
+        status = tf.train.Checkpoint(table=table).read(path)
+        session.run([shard.initializer for shard in table.variables])
+        status.assert_consumed().run_restore_ops(session)
+        np.testing.assert_array_equal(session.run(whole), values)
+
+
 @pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")
 @pytest.mark.parametrize(("options", "held"), [
     ({"num_shards": 8}, 1), ({"num_shards": 8, "placement": "mod"}, 1),

@@ -46,19 +46,18 @@ class Block:
                 return indexing.dense(self.table)
             return routing.gather_checked(self.table, self._rows())
 
-    def write(self, value: tf.Tensor) -> tf.Operation | None:
-        """Sets the block; in graphs, returns what does."""
+    def write(self, value: tf.Tensor) -> None:
+        """Sets the block."""
         if self.is_whole:
             for variable, part in zip(self.table.variables,
                                       self.table.split(value)):
                 variable.assign(part, read_value=False)
-            return None
-        if self.number is not None:
+        elif self.number is not None:
             variable = self.table.variables[self.number]
             with tf.device(self.device):
-                return variable.assign(value, read_value=False)
-        routing.scatter(self.table, "update", self._rows(), value)
-        return None
+                variable.assign(value, read_value=False)
+        else:
+            routing.scatter(self.table, "update", self._rows(), value)
 
     def spec(self) -> str:
         """Returns the slice spec of the block."""

@@ -72,12 +72,26 @@ class _BlockSaveable(_tf_private.SaveableObject):
         del restored_shapes
         if not self.specs:
             return None  # Another one does it.
+        if tf.executing_eagerly():
+            self._restore(restored_tensors)
+            return None
+
+        # In a graph the caller runs what this returns, so it is one operation.
+        @tf.function(autograph=False)
+        def restored():
+            self._restore(restored_tensors)
+            return tf.constant(True)
+
+        return restored().op
+
+    def _restore(self, restored_tensors: Sequence[tf.Tensor]) -> None:
         if self._fetch is None:
-            value, = restored_tensors
-            return self._write(value)
-        path, chain = self._fetch
-        # No variable here holds what was read while the next is.
-        return [one._write(one._fetched(path)) for one in chain][-1]
+            self._write(restored_tensors[0])
+            return
+        path, table = self._fetch
+        for one in table:
+            # No variable here holds what was read while the next is.
+            one._write(one._fetched(path))
 
     def _fetched(self, path: str) -> tf.Tensor:
         with tf.device("/cpu:0"):
@@ -86,11 +100,10 @@ class _BlockSaveable(_tf_private.SaveableObject):
                 shape_and_slices=[self._block.spec()],
                 dtypes=[self._block.table.dtype])[0]
 
-    def _write(self, value: tf.Tensor) -> tf.Operation | None:
-        written = self._block.write(value)
+    def _write(self, value: tf.Tensor) -> None:
+        self._block.write(value)
         if self._watcher is not None:
             self._watcher.after_restore(self)
-        return written
 
     def _read(self) -> tf.Tensor:
         if self._watcher is not None:
