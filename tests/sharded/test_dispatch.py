@@ -36,11 +36,15 @@ def test_lookups_equal_those_of_one_tensor(values, sizes, lookup, ids):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_ragged_ids_give_ragged_rows(values, sizes):
-    ids = tf.ragged.constant([[7], [], [0, 4]])
-    found = tf.nn.embedding_lookup(make_table(values, sizes), ids)
-    wanted = tf.nn.embedding_lookup(tf.constant(values), ids)
-    assert found.to_list() == wanted.to_list()
+@pytest.mark.parametrize("lookup", [
+    tf.nn.embedding_lookup, tf.compat.v1.nn.embedding_lookup, tf.gather,
+    lambda table, ids: tf.gather(table, ids, axis=1)],
+    ids=["lookup", "v1", "gather", "columns"])
+def test_ragged_ids_give_ragged_rows(values, sizes, lookup):
+    ids = tf.ragged.constant([[1], [], [0, 1]])
+    wanted = lookup(tf.constant(values), ids).to_list()
+    for found in eager_and_traced(lookup, make_table(values, sizes), ids):
+        assert found.to_list() == wanted
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])

@@ -215,6 +215,17 @@ def test_create_refuses_to_cut_another_axis(values):
     with pytest.raises(ValueError, match=r"axis 0 only.*\[1, 2\]"):
         ShardedVariable.create(
             values, partitioner=lambda shape, dtype: [1, 2])
+    with pytest.raises(TypeError, match="must return a list.*Received: 3 "):
+        ShardedVariable.create(values, partitioner=lambda shape, dtype: 3)
+
+
+def test_only_a_table_of_one_element_is_true_or_false(values):
+    for one in (0., 3.):
+        table = ShardedVariable.create([[one]])
+        assert bool(table) == bool(one) and len(table) == 1
+    for several in (make_table(values, [4, 6]), make_table(values[:0], [0])):
+        with pytest.raises(ValueError, match="one element.*table 'emb'"):
+            bool(several)
 
 
 @pytest.mark.parametrize("verb", ["assign", "assign_add", "assign_sub"])

@@ -127,8 +127,8 @@ class _ShardSlots:
         return self._lists[name][1]
 
     def _whole_of(self, variable: Any) -> Any | None:
-        return self._tables.get(id(variable)) or slot_tables.slot_table_of(
-            variable)
+        whole = self._tables.get(id(variable))
+        return slot_tables.slot_table_of(variable) if whole is None else whole
 
 
 def _shards_of_tables(variables: Sequence[Any], kind: type) -> tuple[

@@ -200,7 +200,12 @@ def _number_of_shards(partitioner: Any, num_shards: Any, shape: tuple,
         raise TypeError(_checks.message(
             "partitioner", "callable", partitioner, f"table {name!r}"))
     options = {"axis": axis} if axis else {}
-    counts = list(partitioner(tf.TensorShape(shape), dtype, **options))
+    counts = partitioner(tf.TensorShape(shape), dtype, **options)
+    if not isinstance(counts, Sequence):
+        raise TypeError(
+            "Argument `partitioner` must return a list, the number of shards "
+            f"along each axis. Received: {counts!r} (table {name!r}).")
+    counts = list(counts)
     if (len(counts) != len(shape) or counts[axis] < 1
             or any(count != 1 for i, count in enumerate(counts)
                    if i != axis)):

@@ -28,8 +28,11 @@ def register() -> None:
     dispatch(tf.gather, {"params": ShardedVariable})(_gather)
     dispatch(tf.gather_nd, {"params": ShardedVariable})(_gather_nd)
     dispatch(tf.nn.embedding_lookup, {"params": _Table})(_embedding_lookup)
-    dispatch(tf.compat.v1.nn.embedding_lookup, {"params": _Table})(
-        _embedding_lookup_v1)
+    # Without a type for `ids` TensorFlow's own function for ragged ones would
+    # claim the same call, which is refused. It comes back here, flat.
+    dispatch(tf.compat.v1.nn.embedding_lookup, {
+        "params": _Table, "ids": tf.types.experimental.TensorLike})(
+            _embedding_lookup_v1)
     dispatch(tf.nn.embedding_lookup_sparse, {"params": _Table})(
         _embedding_lookup_sparse)
     dispatch(tf.nn.safe_embedding_lookup_sparse,
@@ -40,6 +43,9 @@ def register() -> None:
 def _gather(params, indices, validate_indices=None, axis=None, batch_dims=0,
             name=None):
     if batch_dims == 0 and _is_first_axis(params, axis):
+        if isinstance(indices, tf.RaggedTensor):
+            return indices.with_flat_values(routing.gather(
+                params._shards(), indices.flat_values, name))
         return routing.gather(params._shards(), indices, name)
     return tf.gather(tf.convert_to_tensor(params), indices,
                      validate_indices=validate_indices, axis=axis,

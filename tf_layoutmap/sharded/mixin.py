@@ -162,7 +162,31 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
                 f"placement={self.placement!r} "
                 f"sizes={self._own_shards.partition.sizes}>")
 
+    def __bool__(self) -> bool:
+        """The one number's, as for `tf.Variable`; not whether rows are there.
+
+        Raises:
+          ValueError: The table holds several numbers.
+        """
+        if self.shape.num_elements() != 1:
+            raise ValueError(
+                "Only a table of one element is true or false; compare "
+                "`len(table)`, or use `tf.reduce_any`. Received: shape "
+                f"{self.shape} (table {self.name!r}).")
+        return bool(tf.reshape(tf.convert_to_tensor(self), []))
+
     # Becoming another.
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For copies and pickles: what TensorFlow knows this very object by is
+        # not for another one.
+        own = ("_unique_id", "_saving_variable", "_restoring")
+        return {name: value for name, value in self.__dict__.items()
+                if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._hold(state["_own_shards"])
+        self.__dict__.update(state)
 
     def reshard(self, num_shards: int | None = None, *,
                 partitioner: Callable | None = None, placement: Any = None,

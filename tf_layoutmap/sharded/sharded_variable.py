@@ -1,5 +1,6 @@
 """`ShardedVariable`: one table in many shards, used like one `tf.Variable`."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,6 +87,14 @@ class ShardedVariableSpec(tf.TypeSpec):
         placement = _FUNCTIONS.get(placement, placement)
         return cls(*variable_specs, name=name, axis=axis, placement=placement,
                    devices=devices)
+
+    def __reduce__(self):
+        # TypeSpec would give the serialization to __init__, which takes other
+        # arguments. A callable goes as itself: its number is of this process.
+        return functools.partial(
+            type(self), *self._variable_specs, name=self._name,
+            axis=self._axis, placement=self._placement,
+            devices=self._devices), ()
 
     @property
     def _component_specs(self):
