@@ -219,6 +219,71 @@ def test_a_frozen_layer_stays():
     both(run)
 
 
+def test_a_layer_frozen_in_the_scope_trains_once_it_is_thawed():
+    def make():
+        model = twins.dense_model()
+        model.layers[0].trainable = False
+        return model
+
+    def run(model):
+        before = model.layers[0].kernel.numpy()
+        frozen = twins.fit(model, epochs=1)
+        np.testing.assert_array_equal(model.layers[0].kernel.numpy(), before)
+        model.layers[0].trainable = True
+        thawed = twins.fit(model)
+        assert np.abs(model.layers[0].kernel.numpy() - before).min() > 0
+        return frozen, thawed
+
+    both(run, make)
+
+
+class TwoOptimizers(keras.Model):
+    """A GAN: no `call`, parts that its step builds, a batch without y."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker = keras.Sequential([
+            keras.layers.Dense(16, activation="relu", name="d1"),
+            keras.layers.Dense(8)])
+        self.judge = keras.Sequential([
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def compile(self, maker, judge):
+        super().compile()
+        self.of_maker, self.of_judge = maker, judge
+
+    def train_step(self, real):
+        score = keras.losses.BinaryCrossentropy(from_logits=True)
+        noise = keras.random.normal(keras.ops.shape(real), seed=self.seeds)
+        with tf.GradientTape(persistent=True) as tape:
+            made = self.judge(self.maker(noise), training=True)
+            seen = self.judge(real, training=True)
+            cheat = score(keras.ops.ones_like(made), made)
+            catch = (score(keras.ops.zeros_like(made), made) +
+                     score(keras.ops.ones_like(seen), seen))
+        for optimizer, value, part in (
+                (self.of_maker, cheat, self.maker),
+                (self.of_judge, catch, self.judge)):
+            optimizer.apply(tape.gradient(value, part.trainable_variables),
+                            part.trainable_variables)
+        return {"cheat": cheat, "catch": catch}
+
+
+def test_a_step_without_call_and_with_two_optimizers():
+    def run(model):
+        model.compile(keras.optimizers.Adam(1e-3),
+                      keras.optimizers.SGD(0.1, momentum=0.9))
+        # The last batch has a trace, and must go on with the same slots.
+        return model.fit(X[:20], epochs=3, batch_size=8, verbose=0).history
+
+    model = both(run, TwoOptimizers, axes={"maker.d1.kernel": (None, "model")})
+    assert model.maker.layers[0].kernel.layout.sharding_specs == [
+        "unsharded", "model"]
+    assert isinstance(model.of_judge.variables[-1], MeshVariable)
+
+
 def test_compiled_metrics_keep_their_state_between_traces():
     # Metrics that a trace creates start anew with every trace: the last,
     # smaller batch has a trace of its own.

@@ -81,3 +81,22 @@ def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
             raise KeyError("mine")
     assert dtensor.get_default_mesh() is None
     assert not dtensor.is_dtensor(tf.constant(1.0))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 1), (4, 3, -2)])
+def test_eye_in_a_step_on_a_mesh(mesh, shape):
+    ours = tf.function(lambda: keras.ops.eye(*shape, dtype="int32"))
+    with host_values.default_mesh(mesh):
+        got = to_host(ours())
+    np.testing.assert_array_equal(got, np.eye(*shape, dtype=np.int32))
+
+
+def test_patches_of_images_are_those_without_a_mesh(mesh):
+    def make():
+        return twins.sequential((8, 8, 3), keras.layers.Lambda(
+            lambda x: keras.ops.image.extract_patches(x, 4)),
+            keras.layers.Dense(16, name="d1"))
+
+    first, second = twins.plain(make), twins.on_mesh(make, mesh=mesh)
+    twins.assert_alike(*(twins.fit(model, twins.IMAGES, epochs=1)
+                         for model in (first, second)))

@@ -125,9 +125,10 @@ class _MeshStep:
 
     def __init__(self, model: Any, home: MeshHome,
                  step_function: Callable[..., Any],
-                 build: Callable[[Any, Any], None]):
+                 build: Callable[[Any, Any, Callable[..., Any]], None]):
         self._model = model
         self._home = home
+        self._step_function = step_function
         self._build = build
         self._verb = step_function.__name__.removesuffix("_step")
         self._ready = False
@@ -142,7 +143,7 @@ class _MeshStep:
             # Before the trace, on the mesh: a variable that a trace creates
             # would start anew with every trace.
             with activated(self._home):
-                self._build(self._model, batch)
+                self._build(self._model, batch, self._step_function)
                 self._home.realise()
             adoption.adopt_model_state(self._model, self._home)
             self._home.check_all_patterns_used()
@@ -166,11 +167,28 @@ class _MeshStep:
             return None
 
 
-def _build_for_training(model: Any, batch: Any) -> None:
-    model._symbolic_build(data_batch=batch)
+def _build_for_training(model: Any, batch: Any,
+                        step: Callable[..., Any]) -> None:
+    # A step of its own need not call the model, nor know the batch as (x, y):
+    # what it uses is built while it is traced.
+    own_step = not _is_of_keras(step)
+    if own_step and type(model).call is keras.Model.call:
+        return
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception:
+        if not own_step:
+            raise
 
 
-def _build_for_predict(model: Any, batch: Any) -> None:
+def _is_of_keras(step: Callable[..., Any]) -> bool:
+    name = getattr(step, "__name__", "")
+    return getattr(step, "__func__", None) is getattr(keras.Model, name, step)
+
+
+def _build_for_predict(model: Any, batch: Any,
+                       step: Callable[..., Any]) -> None:
+    del step
     if all(layer.built for layer in model._flatten_layers()):
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)

@@ -101,6 +101,21 @@ def concatenate(original: Callable[..., Any], xs: Any,
     return pin(original([pin(x, mesh) for x in xs], axis), mesh)
 
 
+def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
+        k: Any = 0, dtype: str | None = None) -> Any:
+    """`keras.ops.eye`; for a mesh, by comparing numbers of rows and columns.
+
+    DTensor has no MatrixDiagV3. `keras.ops.image.extract_patches` needs it.
+    """
+    mesh = host_values.mesh_of_trace()
+    if mesh is None:
+        return original(N, M, k, dtype)
+    rows = tf.range(N)[:, tf.newaxis]
+    columns = tf.range(N if M is None else M)[tf.newaxis, :]
+    return pinning.whole(
+        tf.cast(columns - rows == k, dtype or keras.config.floatx()), mesh)
+
+
 def _is_host_value(x: Any) -> bool:
     if isinstance(x, np.ndarray):
         return True

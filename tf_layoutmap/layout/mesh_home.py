@@ -111,7 +111,8 @@ class MeshHome:
                 variable._initializer, tuple(variable._shape),
                 variable._dtype, placed.layout, variable._mesh_home.init)
             variable._value = variable_factory.make_variable(
-                value, name=variable.name, trainable=variable.trainable)
+                value, name=variable.name, trainable=getattr(
+                    variable, "_made_trainable", variable.trainable))
         variable._initializer = None
         if placed.pattern is not None:
             self.registry.winners.add(placed.pattern)

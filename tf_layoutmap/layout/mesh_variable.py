@@ -33,6 +33,9 @@ class MeshVariable(keras.Variable):
             shape, dtype = value.shape, dtype or value.dtype
             initializer = _Constant(value)
         super().__init__(initializer, shape, dtype, *args, **kwargs)
+        # Gradient tapes watch what was trainable when it was made. Its layer
+        # may be frozen when the value comes, and not for ever.
+        self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
         if host_values.on_mesh(value):
