@@ -70,6 +70,28 @@ Status SplitsOfIndices(const FeatureSpec& spec, Span<const int64_t> indices,
   return Status();
 }
 
+// A position of a sequence holds one id, so within a sample they ascend.
+Status CheckPositions(const FeatureSpec& spec, Span<const int64_t> indices,
+                      Span<const int64_t> splits) {
+  for (int64_t s = 0; s + 1 < splits.size(); ++s) {
+    int64_t previous = -1;
+    for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
+      const int64_t position = indices[2 * i + 1];
+      if (position <= previous) {
+        return InvalidArgument(
+            "Feature '" + spec.feature + "', sample " + to_string(s) +
+            ": the positions of a sequence in a SparseTensor must be at least "
+            "0 and ascend; tf.sparse.reorder does it. Received: position " +
+            to_string(position) +
+            (previous < 0 ? "" : " after " + to_string(previous)) +
+            " (id number " + to_string(i) + ")");
+      }
+      previous = position;
+    }
+  }
+  return Status();
+}
+
 template <typename Tid>
 Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                   std::vector<int64_t>* splits) {
@@ -105,7 +127,12 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
             to_string(input.splits.size() / 2) + " indices, " +
             to_string(num_ids) + " ids");
       }
-      return SplitsOfIndices(spec, input.splits, num_samples, splits);
+      LM_RETURN_IF_ERROR(
+          SplitsOfIndices(spec, input.splits, num_samples, splits));
+      if (spec.max_sequence_length > 0) {
+        return CheckPositions(spec, input.splits, *splits);
+      }
+      return Status();
     case Form::kDense:
       break;
   }
@@ -213,8 +240,11 @@ void Compact(const std::vector<bool>& dropped, std::vector<uint32_t>* rows,
   if (!weights->empty()) weights->resize(kept);
 }
 
-// One output row for each position of a sequence, at most one id in it.
-void SpreadSequences(int64_t length, const std::vector<bool>& dropped,
+// One output row for each position of a sequence, at most one id in it. Ids
+// stand one after the other, or where the checked `indices` of a SparseTensor
+// say, if there are any.
+void SpreadSequences(int64_t length, Span<const int64_t> indices,
+                     const std::vector<bool>& dropped,
                      std::vector<uint32_t>* rows, std::vector<int64_t>* splits,
                      IdCounts* counts) {
   const int64_t num_samples = static_cast<int64_t>(splits->size()) - 1;
@@ -223,15 +253,16 @@ void SpreadSequences(int64_t length, const std::vector<bool>& dropped,
   spread.push_back(0);
   int64_t kept = 0;
   for (int64_t s = 0; s < num_samples; ++s) {
-    const int64_t start = (*splits)[s];
-    const int64_t size = std::min(length, (*splits)[s + 1] - start);
-    counts->num_truncated += (*splits)[s + 1] - start - size;
+    const int64_t start = (*splits)[s], end = (*splits)[s + 1];
+    int64_t i = start;
     for (int64_t p = 0; p < length; ++p) {
-      if (p < size && (dropped.empty() || !dropped[start + p])) {
-        (*rows)[kept++] = (*rows)[start + p];
+      if (i < end && p == (indices.empty() ? i - start : indices[2 * i + 1])) {
+        if (dropped.empty() || !dropped[i]) (*rows)[kept++] = (*rows)[i];
+        ++i;
       }
       spread.push_back(kept);
     }
+    counts->num_truncated += end - i;
   }
   rows->resize(kept);
   *splits = std::move(spread);
@@ -273,8 +304,10 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   Span<const float> weights = input.weights;
   std::vector<float> kept_weights;
   if (spec.max_sequence_length > 0) {
-    SpreadSequences(spec.max_sequence_length, dropped, &made.rows_,
-                    &made.splits_, &made.counts_);
+    SpreadSequences(
+        spec.max_sequence_length,
+        input.form == Form::kSparse ? input.splits : Span<const int64_t>(),
+        dropped, &made.rows_, &made.splits_, &made.counts_);
   } else if (!dropped.empty()) {
     kept_weights.assign(weights.begin(), weights.end());
     Compact(dropped, &made.rows_, &made.splits_, &kept_weights);

@@ -28,8 +28,8 @@ struct FeatureSpec {
   std::string table;
   int64_t num_rows = 0;
   Combiner combiner = Combiner::kSum;
-  // Above 0: a sequence feature. It keeps the first ids of a sample, one
-  // output row for each, and combines nothing.
+  // Above 0: a sequence feature. It has one output row for each of the first
+  // positions of a sample, and combines nothing.
   int64_t max_sequence_length = 0;
   OutOfRange out_of_range = OutOfRange::kError;
 };
@@ -45,7 +45,8 @@ struct IdCounts {
 // How `splits` says which sample an id belongs to.
 enum class Form {
   kRagged,  // row_splits, [num_samples + 1]
-  kSparse,  // indices, [num_ids, 2] row-major; the first column is the sample
+  kSparse,  // indices, [num_ids, 2] row-major: the sample, and the position
+            // in it, which a sequence keeps
   kDense,   // unused: every sample has num_ids / num_samples ids
 };
 

@@ -136,6 +136,29 @@ TEST(RaggedIdsTest, ASequenceKeepsTheFirstIdsOfASample) {
   EXPECT_TRUE(ids.gains().empty());
 }
 
+TEST(RaggedIdsTest, ASparseSequenceKeepsItsGaps) {
+  const Input input = {
+      Form::kSparse, {6, 7, 8, 9}, {0, 1, 0, 5, 2, 0, 2, 2}, 3, {}};
+  const RaggedIds ids = MakeOk(Spec(Combiner::kSum, 3), input);
+  EXPECT_EQ(ids.num_outputs(), 9);
+  EXPECT_EQ(ToVector(ids.rows()), (Rows{6, 8, 9}));
+  EXPECT_EQ(ToVector(ids.splits()), (Splits{0, 0, 1, 1, 1, 1, 1, 2, 2, 3}));
+  EXPECT_EQ(ids.counts().num_truncated, 1);
+}
+
+TEST(RaggedIdsTest, RefusesPositionsOfASequenceThatDoNotAscend) {
+  const FeatureSpec spec = Spec(Combiner::kSum, 3);
+  EXPECT_NE(Refusal(spec, {Form::kSparse, {1, 2}, {0, 0, 1, -1}, 2, {}})
+                .find("'clicked', sample 1: the positions of a sequence"),
+            std::string::npos);
+  for (const int64_t second : {1, 0}) {
+    EXPECT_NE(Refusal(spec, {Form::kSparse, {1, 2}, {0, 1, 0, second}, 1, {}})
+                  .find("position " + std::to_string(second) +
+                        " after 1 (id number 1)"),
+              std::string::npos);
+  }
+}
+
 TEST(RaggedIdsTest, ASequenceHasNoCombiner) {
   const Input input = {Form::kRagged, {1, 2}, {0, 2}, 1, {}};
   EXPECT_TRUE(MakeOk(Spec(Combiner::kMean, 2), input).gains().empty());

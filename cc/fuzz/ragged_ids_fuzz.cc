@@ -35,10 +35,16 @@ std::vector<int64_t> TakeSplits(InputReader* input, Form form, int64_t num_ids,
     splits.push_back(num_ids);
   } else if (form == Form::kSparse) {
     int64_t sample = 0;
+    int64_t position = 0;
     for (int64_t i = 0; i < num_ids; ++i) {
-      sample += input->Below(3) == 0;
+      if (input->Below(3) == 0) {
+        ++sample;
+        position = 0;
+      }
+      position +=
+          input->Below(9) == 0 ? input->Take<int8_t>() : 1 + input->Below(2);
       splits.push_back(sample);
-      splits.push_back(input->Take<uint8_t>());
+      splits.push_back(position);
     }
   }
   return splits;

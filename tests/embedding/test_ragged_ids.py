@@ -152,18 +152,3 @@ def test_checks_of_weights_hold_in_a_function():
     places(ids, tf.ragged.constant([[1.0], [2.0, 3.0]]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="ads/clicks"):
         places(ids, tf.ragged.constant([[1.0, 2.0], [3.0]]))
-
-
-def test_sparse_sequence_fills_its_positions_in_order():
-    found = ragged_ids.read_feature(
-        SEQUENCE, sparse([[0, 0], [0, 1], [1, 0]], [7, 8, 9]), None)
-    assert found.ids.numpy().tolist() == [7, 8, 9]
-
-
-@pytest.mark.parametrize("indices", [
-    [[0, 1]], [[0, 0], [0, 2]], [[0, 1], [0, 0]], [[0, 0], [0, 0]]])
-def test_sparse_sequence_with_a_hole_is_refused(indices):
-    with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"'ads/history'.*positions"):
-        ragged_ids.read_feature(
-            SEQUENCE, sparse(indices, [1] * len(indices)), None)

@@ -75,6 +75,20 @@ def test_sequences_are_cut_and_filled_with_zeros(form, sizes):
     assert found.shape == [3, 2, 2]
 
 
+def test_sparse_sequences_keep_their_gaps():
+    ids = tf.SparseTensor([[0, 1], [2, 0], [2, 7]], [1, 2, 9], [3, 8])
+    assert lookup(ids, length=2).numpy().tolist() == [
+        [[0, 0], [2, 3]], [[0, 0], [0, 0]], [[4, 5], [0, 0]]]
+
+
+@pytest.mark.parametrize("indices", [
+    [[0, 1], [0, 1]], [[0, 1], [0, 0]], [[0, -1], [0, 0]]])
+def test_positions_of_a_sparse_sequence_must_ascend(indices):
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match="'x': the positions of a sequence"):
+        lookup(tf.SparseTensor(indices, [1, 2], [1, 2]), length=2)
+
+
 def test_dense_sequences_keep_their_positions():
     found = lookup(tf.constant([[1, 2, 3], [3, 4, 5]]), length=2)
     assert found.numpy().tolist() == [[[2, 3], [4, 5]], [[6, 7], [8, 9]]]

@@ -90,6 +90,21 @@ def test_sequence_features_have_an_axis_of_positions():
     assert rows_of(embedding)[:6] == [1, 0, 0.5, 0.5, 1, 1]
 
 
+def test_a_sparse_sequence_keeps_its_gaps():
+    embedding = embedding_of(length=3)
+    gappy = tf.SparseTensor([[0, 1], [2, 0], [2, 7]], [1, 2, 4], [3, 8])
+    embedding.enqueue(clicks(gappy))
+    activations = embedding.dequeue()
+    assert activations["ads"]["clicks"][..., 0].numpy().tolist() == [
+        [0, 1, 0], [0, 0, 0], [1, 0, 0]]
+    embedding.apply_gradients(tf.nest.map_structure(
+        tf.ones_like, activations))
+    assert rows_of(embedding)[:6] == [1, 0.5, 0.5, 1, 1, 1]
+    with pytest.raises(Invalid, match="'ads/clicks', sample 0: the positions"):
+        embedding.enqueue(clicks(tf.SparseTensor(
+            [[0, 1], [0, 1]], [1, 2], [3, 8])))
+
+
 @pytest.mark.parametrize("told", [
     {"per_replica_batch_size": 2}, {"per_replica_input_shapes": 2},
     {"per_replica_input_shapes": clicks(tf.TensorShape([2, None]))},

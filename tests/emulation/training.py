@@ -22,7 +22,7 @@ FEATURES = {
     "clicked": ("ads", "sparse", True, 0), "shown": ("ads", "ragged", False, 0),
     "country": ("ads", "dense", False, 0), "text": ("words", "ragged", True, 0),
     "title": ("words", "ragged", False, LENGTH),
-    "path": ("words", "sparse", False, LENGTH),
+    "path": ("words", "gappy", False, LENGTH),
     "device": ("few", "ragged", True, 0)}
 
 
@@ -94,6 +94,13 @@ def _ids(form, ids, weights, scale, part):
     if form == "dense":
         return tf.constant(np.concatenate(ids[part]), tf.int64)
     ragged = _ragged(ids[part], tf.int64)
+    if form == "gappy":
+        # Each sample starts its sequence elsewhere, and leaves holes in it.
+        sparse = _to_sparse(ragged)
+        sample, position = tf.unstack(sparse.indices, axis=1)
+        return tf.SparseTensor(
+            tf.stack([sample, sample % 2 + position * 2], axis=1),
+            sparse.values, [ragged.nrows(), 12])
     return ragged if form == "ragged" else _to_sparse(ragged)
 
 

@@ -124,8 +124,6 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
             f"ids per sample]. Received: shape {value.shape}.")
     _check_rank(feature, rank)
     indices = value.indices
-    if feature.is_sequence:
-        indices = _without_holes(feature, indices)
     weights = _no_weights()
     if weight is not None:
         _check_weight_type(feature, value, weight, tf.SparseTensor)
@@ -318,26 +316,6 @@ def _same_places(feature, what, places, weight_places):
             "its ids.")]
     with tf.control_dependencies(_ops_only(checks)):
         return tf.identity(places)
-
-
-def _without_holes(feature, indices):
-    """Returns `indices`, once each sample is known to fill 0, 1, 2, ...
-
-    The engine places the ids of a sequence one after the other. A sparse
-    tensor can leave a position empty; its later ids would move forward.
-    """
-    rows = indices[:, 0]
-    # Where the ids of each row start; for rows out of order this is wrong,
-    # which the engine refuses anyway.
-    starts = tf.searchsorted(rows, rows, side="left", out_type=tf.int64)
-    places = tf.range(tf.size(rows, tf.int64), dtype=tf.int64) - starts
-    check = tf.debugging.assert_equal(
-        indices[:, 1], places,
-        f"Sparse input {feature.name!r} of a sequence feature must fill the "
-        "positions 0, 1, 2, ... of each sample in order; pass a "
-        "tf.RaggedTensor or fill the holes.")
-    with tf.control_dependencies(_ops_only([check])):
-        return tf.identity(indices)
 
 
 def _ops_only(checks):

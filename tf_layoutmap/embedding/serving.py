@@ -125,7 +125,8 @@ def _lookup(feature, table, rows, value, weight, out_of_range):
         is_used = (ids >= 0) & (ids < table.num_rows)
     if feature.is_sequence:
         activations = _place_in_sequence(
-            feature, table, rows, ids, samples, num_samples, is_used)
+            feature, table, rows, ids, samples,
+            _positions_of(feature, found, samples), num_samples, is_used)
         shape = [found.static_num_samples, feature.max_sequence_length]
     else:
         weights = found.weights if weight is not None else None
@@ -224,11 +225,25 @@ def _combine(table, rows, ids, samples, num_samples, weights):
         found * weights[:, tf.newaxis], samples, num_samples)
 
 
-def _place_in_sequence(feature, table, rows, ids, samples, num_samples,
-                       is_used):
+def _positions_of(feature, found, samples):
+    """Where in its sample each id of a sequence stands: `[num_ids]` int64."""
+    if found.splits.shape.rank != 2:
+        return tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
+            tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
+    positions = found.splits[:, 1]
+    message = (f"Feature {feature.name!r}: the positions of a sequence in a "
+               "sparse input must be at least 0 and ascend; see "
+               "tf.sparse.reorder.")
+    is_later = (samples[1:] > samples[:-1]) | (positions[1:] > positions[:-1])
+    checks = [tf.debugging.assert_non_negative(positions, message),
+              tf.debugging.Assert(tf.reduce_all(is_later), [message])]
+    with tf.control_dependencies([one for one in checks if one is not None]):
+        return tf.identity(positions)
+
+
+def _place_in_sequence(feature, table, rows, ids, samples, positions,
+                       num_samples, is_used):
     """Rows at their positions; what is longer is cut, what is shorter 0."""
-    positions = tf.range(tf.size(ids, tf.int64), dtype=tf.int64) - (
-        tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
     kept = positions < feature.max_sequence_length
     if is_used is not None:
         kept &= is_used

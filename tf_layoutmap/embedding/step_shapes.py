@@ -167,7 +167,8 @@ def read_num_samples(
     if shapes is None:
         if batch_size is None:
             return None
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(batch_size, int) or isinstance(
+                batch_size, bool) or batch_size < 1:
             raise ValueError(
                 "A per-replica batch size must be an int of at least 1. "
                 f"Received: {batch_size!r}.")
