@@ -33,6 +33,7 @@ OPTIMIZERS = {
 WHOLE = {
     "clipnorm": lambda: o.SGD(0.1, clipnorm=1.0),
     "Adafactor": lambda: o.Adafactor(0.1),
+    "Lamb": lambda: o.Lamb(0.1),
     "Muon": lambda: o.Muon(0.1, exclude_embeddings=False),
 }
 

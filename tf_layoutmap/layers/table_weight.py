@@ -162,8 +162,9 @@ def _refuse_whole_weights(optimizer: keras.optimizers.Optimizer | None,
     what = None
     if getattr(optimizer, "clipnorm", None):
         what = f"clipnorm={optimizer.clipnorm}"
-    elif isinstance(optimizer, keras.optimizers.Adafactor):
-        what = "Adafactor"
+    elif isinstance(optimizer, (keras.optimizers.Adafactor,
+                                keras.optimizers.Lamb)):
+        what = type(optimizer).__name__
     elif isinstance(optimizer, keras.optimizers.Muon) and not (
             optimizer.exclude_embeddings or
             any(re.search(one, path) for one in optimizer.exclude_layers)):
