@@ -127,3 +127,16 @@ def test_a_truncated_checkpoint_is_refused(values, tmp_path):
     with pytest.raises((tf.errors.OpError, IndexError), match="less bytes"):
         tf.train.Checkpoint(table=table).read(path)
     np.testing.assert_array_equal(table.numpy(), 0)
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (5, 0), (0,)])
+@pytest.mark.parametrize("options", [{"num_shards": 3}, {"placement": "mod"}])
+def test_a_table_without_elements_is_written_and_read(
+        tmp_path, shape, options):
+    values = np.zeros(shape, np.float32)
+    table = ShardedVariable.create(values, **options)
+    path = tf.train.Checkpoint(table=table).write(tmp_path / "empty")
+    for target in (table, tf.Variable(values),
+                   ShardedVariable.create(values, num_shards=2)):
+        tf.train.Checkpoint(table=target).read(path).assert_consumed()
+        assert value_of(target).shape == shape

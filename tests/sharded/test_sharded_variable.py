@@ -211,6 +211,13 @@ def test_create_refuses_what_cannot_be_a_table(options, error, words):
         ShardedVariable.create(**{"num_shards": 2, **options})
 
 
+def test_variables_with_copies_on_replicas_are_refused(values):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope(), pytest.raises(
+            TypeError, match=r"copies on several replicas.*emb/part_0.*'emb'"):
+        ShardedVariable.create(values, num_shards=2, name="emb")
+
+
 def test_create_refuses_to_cut_another_axis(values):
     with pytest.raises(ValueError, match=r"axis 0 only.*\[1, 2\]"):
         ShardedVariable.create(

@@ -30,6 +30,15 @@ def check_variables(variables: Any, name: str, axis: int,
         raise TypeError(
             "Argument `variables` should be a non-empty list of "
             f"`tf.Variable`s. Received: {variables!r}{where}")
+    mirrored = [v.name for v in variables
+                if isinstance(v, tf.distribute.DistributedValues)
+                and v.distribute_strategy.num_replicas_in_sync > 1]
+    if mirrored:
+        # Operations know one handle of each, so copies would drift apart.
+        raise TypeError(
+            "Argument `variables` must not have copies on several replicas; "
+            "make them outside of `strategy.scope()`. Received: "
+            f"{mirrored}{where}")
     if len({id(variable) for variable in variables}) < len(variables):
         raise ValueError(
             "Argument `variables` must not hold a variable twice. Received: "

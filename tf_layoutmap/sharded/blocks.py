@@ -86,10 +86,12 @@ class Block:
 def blocks_of(shards: Shards) -> list[Block]:
     """Returns the blocks of a table, which together are the table.
 
-    It is one block where files of TensorFlow cannot be read in parts.
+    It is one block where files of TensorFlow cannot be read in parts, and
+    where there is nothing to divide: no file holds a slice of nothing.
     """
     partition = shards.partition
-    if shards.dtype not in _tf_private.SLICEABLE_DTYPES:
+    if (shards.dtype not in _tf_private.SLICEABLE_DTYPES
+            or not shards.shape.num_elements()):
         return [Block(shards, 0, partition.num_rows, shards.axis, None,
                       is_whole=True)]
     return [
@@ -97,5 +99,4 @@ def blocks_of(shards: Shards) -> list[Block]:
               number if partition.is_contiguous else None)
         for number, (offset, size) in enumerate(
             zip(partition.offsets, partition.sizes))
-        # A slice of nothing has no form in the file.
-        if size > 0 or partition.num_shards == 1]
+        if size > 0]
