@@ -77,13 +77,18 @@ backend_core = _private("backend", "core")
 backend_random = _private("backend", "random")
 for _module, _names in (
         (backend_numpy, ("divide", "true_divide", "flip", "diag", "einsum",
-                         "concatenate")),
+                         "concatenate", "eye")),
         (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",)),
         (backend_random, ("normal", "truncated_normal", "uniform", "randint",
                           "dropout"))):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):
             raise _refuse(f"where `{_module.__name__}.{_name}` is missing")
+
+# Weights with their LoRA part added, on their way to a file.
+for _layer in (keras.layers.Dense, keras.layers.EinsumDense):
+    _method(_layer, "_get_kernel_with_merged_lora")
+_method(keras.layers.Embedding, "_get_embeddings_with_merged_lora")
 
 # Hands the outputs of a step to all metrics of `compile`.
 CompileMetrics = _private("trainers.compile_utils", "CompileMetrics")

@@ -355,6 +355,36 @@ def test_an_op_that_dtensor_lacks_is_refused_with_a_way_out():
         model.evaluate(X, np.eye(4)[Y], verbose=0)
 
 
+@pytest.mark.parametrize("layer, values", [
+    (lambda: keras.layers.Discretization(
+        bin_boundaries=[0.0], output_mode="one_hot"), X[:, :1]),
+    (lambda: keras.layers.IntegerLookup(
+        vocabulary=[1, 2], output_mode="multi_hot"),
+     np.arange(32)[:, np.newaxis])])
+def test_preprocessing_in_a_model_is_sent_to_the_input(layer, values):
+    def make(layers=()):
+        return keras.Sequential([
+            keras.Input(values.shape[1:], dtype=values.dtype), *layers,
+            keras.layers.Dense(4, name="d2")])
+
+    with pytest.raises(UnsupportedByDTensorError,
+                       match="belongs in the input: .*dataset.map"):
+        twins.fit(twins.on_mesh(lambda: make([layer()]), axes={}), values)
+
+    # What the sentence asks for gives the numbers of the layer in the model.
+    inside, ours = layer(), layer()
+    first = twins.plain(lambda: make([inside]))
+    keras.utils.set_random_seed(3)
+    data = tf.data.Dataset.from_tensor_slices((values, Y)).batch(8).map(
+        lambda x, y: (ours(x), y))
+    width = data.element_spec[0].shape[1:]
+    second = twins.on_mesh(lambda: keras.Sequential([
+        keras.Input(width), keras.layers.Dense(4, name="d2")]), axes={})
+    twins.assert_alike(
+        twins.fit(first, values), twins.fit(
+            second, data, None, batch_size=None))
+
+
 def test_an_op_that_dtensor_cannot_divide_is_refused_with_a_way_out():
     def loss(y, p):
         return -tf.reduce_sum(y * tf.one_hot(tf.math.argmax(p, -1), 4) * p)

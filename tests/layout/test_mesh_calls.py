@@ -100,3 +100,16 @@ def test_patches_of_images_are_those_without_a_mesh(mesh):
     first, second = twins.plain(make), twins.on_mesh(make, mesh=mesh)
     twins.assert_alike(*(twins.fit(model, twins.IMAGES, epochs=1)
                          for model in (first, second)))
+
+
+def test_time_distributed_in_front_of_a_recurrent_layer(mesh):
+    # Fewer features than the mesh divides, and a batch axis that moves.
+    def make():
+        return twins.sequential(
+            (6, 3), keras.layers.TimeDistributed(keras.layers.Dense(8)),
+            keras.layers.SimpleRNN(8, unroll=True))
+
+    axes = {"d2.kernel": (None, "model")}
+    twins.assert_alike(*(
+        twins.fit(model, twins.SERIES[..., :3], epochs=1)
+        for model in (twins.plain(make), twins.on_mesh(make, axes, mesh))))

@@ -14,6 +14,7 @@ from tf_layoutmap.layout import (
     dtensor_datasets,
     keras_optimizers,
     keras_training,
+    merged_lora,
     mesh_calls,
     mesh_metrics,
     mesh_random,
@@ -36,6 +37,10 @@ def install() -> None:
         layer.__new__ = staticmethod(_new_layer(layer.__new__))
         _wrap(layer, "__call__", mesh_calls.call)
         _wrap(keras.layers.Embedding, "call", divided_rows.embedding_call)
+        for kind in (keras.layers.Dense, keras.layers.EinsumDense):
+            _wrap(kind, "_get_kernel_with_merged_lora", merged_lora.merged)
+        _wrap(keras.layers.Embedding, "_get_embeddings_with_merged_lora",
+              merged_lora.merged)
         _wrap(tf.experimental.dtensor.DTensorDataset, "__iter__",
               dtensor_datasets.iterate)
         _wrap(_tf_private.DTensorIterator, "__next__",

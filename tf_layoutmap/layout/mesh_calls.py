@@ -63,11 +63,13 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
             not host_values.traced_for_mesh()):
         return original(layer, *args, **kwargs)
     mesh = home_of(layer).mesh
+    # TimeDistributed works with time in front, where the batch axis is lost.
+    pin = (pinning.whole if isinstance(layer, keras.layers.TimeDistributed)
+           else pinning.whole_samples)
     args, kwargs = keras.tree.map_structure(
-        lambda x: pinning.whole_samples(x, mesh), (args, kwargs))
+        lambda x: pin(x, mesh), (args, kwargs))
     outputs = original(layer, *args, **kwargs)
-    return keras.tree.map_structure(
-        lambda x: pinning.whole_samples(x, mesh), outputs)
+    return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
 
 
 def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,

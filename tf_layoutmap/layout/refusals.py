@@ -13,6 +13,10 @@ _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 _COMPILER = "dtensor_graph_to_mlir_pass"
 _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 
+_IN_THE_DATA = (
+    "{} belongs in the input: make the layer outside the scope and use "
+    "dataset.map(lambda x, y: (layer(x), y)).")
+
 # What in Keras uses an op that DTensor lacks, and what to do instead.
 _REMEDIES = {
     "AvgPoolGrad": "The gradient of AveragePooling needs it: use MaxPooling, "
@@ -39,6 +43,19 @@ _REMEDIES = {
            "MatrixSetDiagV3": "linalg.set_diag",
            **{f"Segment{kind}": f"math.segment_{kind.lower()}"
               for kind in ("Sum", "Mean", "Max", "Min", "Prod")}}.items()},
+    "BatchMatMulV3": "Quantized layers need it: save the model, load it "
+                     "outside the scope, and quantize that one.",
+    **{op: _IN_THE_DATA.format(what) for op, what in {
+        "Bucketize": "Discretization",
+        "LookupTableFindV2": "A lookup of strings or integers",
+        "AsString": "Hashing",
+        "StringToHashBucketFast": "Hashing",
+        "StringToHashBucketStrong": "Hashing",
+        "StringLower": "TextVectorization",
+        "StaticRegexReplace": "TextVectorization",
+        "StringSplitV2": "TextVectorization",
+        "ImageProjectiveTransformV3":
+            "A random rotation, zoom, shear or translation"}.items()},
     "TensorListReserve": "Loops such as tf.map_fn and tf.while_loop need it: "
                          "unroll them.",
 }
