@@ -6,8 +6,9 @@ namespace layoutmap {
 namespace {
 
 constexpr int64_t kTile = 256;
-// Of rows that are expanded to floats: with 64 columns, 8 KiB of a cache.
-constexpr int64_t kHalfTile = 32;
+// Of rows that are expanded to floats: while a tile is worked on and rounded,
+// the rows that its expansion has prefetched arrive, which are the next tile.
+constexpr int64_t kHalfTile = kAhead;
 
 // Pointers of rows [begin, end) and of the `kAhead` after them, as far as
 // there are any; the rest repeats the last one.

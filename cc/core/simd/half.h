@@ -58,17 +58,26 @@ static inline Words ToWhole(Vector x) {
 // 1 where it holds, else 0.
 static inline uint32_t OneWhere(bool is) { return is; }
 static inline Words OneWhere(Ints is) { return (Words)is & 1u; }
-// The columns from c on.
-static inline void Columns(uint32_t c, uint32_t* columns) { *columns = c; }
-static inline void Columns(uint32_t c, Words* columns) {
-  for (int i = 0; i < kLanes; ++i) (*columns)[i] = c + i;
-}
+constexpr uint32_t kNoiseStep = 0x9e3779b9u;
 
-// The noise of a column: two rounds of multiplying and shifting, the constants
-// of MurmurHash3's finalizer, around the two halves of the row's key.
+// What the places in a register add to the noise of its first column. Made
+// once: for each register, it would take as long as the noise.
+struct NoisePlaces {
+  NoisePlaces() {
+    for (int i = 0; i < kLanes; ++i) of_register[i] = i * kNoiseStep;
+  }
+  uint32_t Of(uint32_t) const { return 0; }
+  Words Of(Words) const { return of_register; }
+
+  Words of_register;
+};
+
+// The noise of the columns from c on: two rounds of multiplying and shifting,
+// the constants of MurmurHash3's finalizer, around the two halves of the row's
+// key.
 template <typename W>
-static inline W Noise(uint64_t key, W column) {
-  W x = column * 0x9e3779b9u + static_cast<uint32_t>(key);
+static inline W Noise(uint64_t key, uint32_t c, W places) {
+  W x = places + (c * kNoiseStep + static_cast<uint32_t>(key));
   x ^= x >> 16;
   x *= 0x85ebca6bu;
   x += static_cast<uint32_t>(key >> 32);

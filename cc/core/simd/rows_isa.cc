@@ -35,7 +35,7 @@ inline void PrefetchColumns(const float* row, int64_t columns) {
 template <int kForWrite>
 inline void PrefetchColumns(const uint16_t* row, int64_t columns) {
   for (int64_t c = 0; c < columns; c += 2 * kFloatsPerLine) {
-    __builtin_prefetch(row + c, kForWrite);
+    __builtin_prefetch(row + c, kForWrite, kSecondLevel);
   }
 }
 
@@ -181,21 +181,16 @@ void Expand(const ExpandArgs& a) {
   ExpandType<Float16>(a);
 }
 
-template <typename Half, typename V>
-inline void RoundColumns(const float* row, uint64_t key, int64_t c,
-                         uint16_t* out, V value) {
-  Read(row + c, &value);
-  auto columns = BitsOf(value);  // for its type
-  Columns(static_cast<uint32_t>(c), &columns);
-  WriteHalf(out + c, Half::Round(value, Noise(key, columns)));
-}
-
 template <typename Half>
 void RoundType(const RoundArgs& a) {
+  const NoisePlaces places;
   for (int64_t i = 0; i < a.num_rows; ++i) {
-    ForColumns(a.dim, [&](int64_t c, auto x) {
-      RoundColumns<Half>(a.rows + i * a.dim, a.noise_keys[i], c, a.row_of[i],
-                         x);
+    const float* const row = a.rows + i * a.dim;
+    ForColumns(a.dim, [&](int64_t c, auto value) {
+      Read(row + c, &value);
+      const auto noise = Noise(a.noise_keys[i], static_cast<uint32_t>(c),
+                               places.Of(BitsOf(value)));
+      WriteHalf(a.row_of[i] + c, Half::Round(value, noise));
     });
   }
 }
