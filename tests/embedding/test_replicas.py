@@ -79,6 +79,17 @@ def test_another_device_is_refused(two):
             tf.constant([1]), device="/device:CPU:0"))
 
 
+@pytest.mark.parametrize("strategy", [
+    None, tf.distribute.OneDeviceStrategy("/device:CPU:1")])
+def test_the_one_replica_of_a_strategy_goes_by_its_device(strategy):
+    embedding = embedding_under(strategy or tf.distribute.get_strategy())
+    mine, other = ("CPU:0", "CPU:1") if strategy is None else ("CPU:1", "CPU:0")
+    embedding.enqueue(tf.constant([1]), device=f"/device:{mine}")
+    assert embedding.dequeue().shape == [1, 2]
+    with pytest.raises(ValueError, match=f"must name one device.*{mine}"):
+        embedding.enqueue(tf.constant([1]), device=f"/device:{other}")
+
+
 def test_values_of_one_replica_are_refused_outside_of_run(two):
     with pytest.raises(ValueError, match="each of the 2 replicas"):
         embedding_under(two).enqueue(tf.constant([1]))

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import engine_choice, structure
 
+_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
+
 
 class Replicas:
     """The replicas of the strategy an embedding was created under.
@@ -96,7 +98,9 @@ class Replicas:
                 "MultiWorkerMirroredStrategy, where all processes enqueue a "
                 f"step together. Received: device={device!r}.")
         wanted = tf.DeviceSpec.from_string(device)
-        devices = self.strategy.extended.worker_devices
+        # The default strategy has no list of devices: its steps are the host's.
+        devices = (_HOST,) if self._is_default else (
+            self.strategy.extended.worker_devices)
         found = [replica for replica, name in enumerate(devices)
                  if _names(wanted, tf.DeviceSpec.from_string(name))]
         if len(found) != 1:
