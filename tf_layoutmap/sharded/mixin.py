@@ -11,9 +11,9 @@ from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import (
     arguments,
-    indexing,
     reading,
     resharding,
+    tensor_use,
     trackable,
     writing,
 )
@@ -252,35 +252,4 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         return self._own_shards
 
 
-def _operator_method(operator: str) -> Callable:
-    of_tensor = getattr(tf.Tensor, operator)
-
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        return of_tensor(tf.convert_to_tensor(self), *args, **kwargs)
-
-    apply.__name__ = operator
-    apply.__qualname__ = f"ShardedVariableMixin.{operator}"
-    apply.__doc__ = of_tensor.__doc__
-    return apply
-
-
-for _operator in tf.Tensor.OVERLOADABLE_OPERATORS - {"__getitem__"}:
-    setattr(ShardedVariableMixin, _operator, _operator_method(_operator))
-# Tables are keys of TensorFlow's dictionaries; `==` compares values.
-ShardedVariableMixin.__hash__ = object.__hash__
-
-
-def _to_tensor(table: ShardedVariableMixin, dtype: tf.DType | None = None,
-               name: str | None = None, as_ref: bool = False) -> tf.Tensor:
-    del name
-    if as_ref:
-        raise NotImplementedError(
-            f"Table {table.name!r} cannot become a reference.")
-    if dtype is not None and not dtype.is_compatible_with(table.dtype):
-        raise ValueError(
-            f"Argument `dtype` must be {table.dtype.name}, the table's. "
-            f"Received: {dtype.name} (table {table.name!r}).")
-    return indexing.dense(table._shards())
-
-
-tf.register_tensor_conversion_function(ShardedVariableMixin, _to_tensor)
+tensor_use.install(ShardedVariableMixin)
