@@ -82,10 +82,10 @@ def look_through(path: Path, max_lines: int) -> Clicks:
                 f"{label.decode(errors='replace')[:20]!r} and {len(facts)} "
                 f"facts ({path}, line {number + 1}).")
         for fact in facts[:NUM_NUMBERS]:
-            if fact and not fact.removeprefix(b"-").isdigit():
+            if fact and not _is_int64(fact):
                 raise DataError(
                     f"The first {NUM_NUMBERS} facts of a line must be "
-                    "integers or blank. Received: "
+                    "integers of 64 bits or blank. Received: "
                     f"{fact.decode(errors='replace')[:20]!r} ({path}, line "
                     f"{number + 1}).")
         num_clicks += label == b"1"
@@ -95,6 +95,11 @@ def look_through(path: Path, max_lines: int) -> Clicks:
                 values.add(fact)
     return Clicks(path, num_training, len(lines) - num_training, num_clicks,
                   num_blanks, tuple(len(values) for values in seen))
+
+
+def _is_int64(fact: bytes) -> bool:
+    return fact.removeprefix(b"-").isdigit() and (
+        len(fact) < 19 or -2**63 <= int(fact) < 2**63)
 
 
 def training_batches(clicks: Clicks, rows: list[int], batch_size: int, *,

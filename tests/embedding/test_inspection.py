@@ -55,6 +55,16 @@ def test_features_are_counted():
     assert report.features["user"]["padding_waste"] == 0
 
 
+def test_gaps_of_a_sparse_sequence_are_waste_as_in_training():
+    gappy = tf.SparseTensor([[0, 1], [2, 0], [2, 7]], [1, 2, 4], [3, 8])
+    feature = config(2)["body"]
+    found = tlm.inspect_ids([{"x": gappy}], {"x": feature}).features["x"]
+    assert (found["num_truncated"], found["padding_waste"]) == (1, 1 - 2 / 6)
+    embedding = tlm.TPUEmbedding({"x": feature}, None)
+    embedding.enqueue({"x": gappy})
+    assert embedding.stats()["features"]["x"]["num_truncated"] == 1
+
+
 def test_tables_are_counted_over_their_features():
     report = tlm.inspect_ids(dataset(), config(), optimizer=tpu.SGD(0.1))
     words = report.tables["words"]

@@ -56,7 +56,8 @@ def test_looking_through_counts_what_is_there(tmp_path):
     (LINE + "\tmore", "label '1' and 40 facts"),
     (LINE.partition("\t")[2], "and 38 facts"),
     ("2" + LINE[1:], "label '2'"),
-    (LINE.replace("1000000", "1e6"), "integers or blank. Received: '1e6'"),
+    (LINE.replace("1000000", "1e6"), "64 bits or blank. Received: '1e6'"),
+    (LINE.replace("1000000", str(2**63)), "blank. Received: '92233720"),
     ("", "label '' and 0 facts"),
 ])
 def test_a_line_of_another_format_is_refused(line, words, tmp_path):

@@ -83,12 +83,15 @@ class FeatureCounts:
         self._unique_in_batches = 0
         self.samples_of_size = RowCounts()
 
-    def add(self, ids: np.ndarray, sizes: np.ndarray):
+    def add(self, ids: np.ndarray, sizes: np.ndarray,
+            positions: np.ndarray | None = None):
         """Adds a batch.
 
         Args:
           ids: `[num_ids]` integers.
           sizes: `[num_samples]`, how many of the ids each sample has.
+          positions: `[num_ids]`, where in its sample each id of a sequence
+            stands; None for one after the other.
         """
         ids = ids.astype(np.int64)
         self.num_samples += len(sizes)
@@ -111,7 +114,9 @@ class FeatureCounts:
             return
         # Each batch is as wide as its longest sample, or as a sequence is.
         width = self._length or int(sizes.max())
-        filled = int(np.minimum(sizes, width).sum())
+        filled = int(
+            (positions < width).sum() if self._length and positions is not None
+            else np.minimum(sizes, width).sum())
         self.num_truncated += len(ids) - filled
         self._num_filled += filled
         self._num_places += width * len(sizes)

@@ -76,7 +76,8 @@ def page(report: Any) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>Ids</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Ids of {report.num_batches:,} batches</h1>"
+        f"<h1>Ids of {report.num_batches:,} batch"
+        f"{'es' * (report.num_batches != 1)}</h1>"
         f"<h2>Features</h2>{_table(feature_rows(report), bad=-1)}{sizes}"
         f"<h2>Tables</h2>{_table(table_rows(report))}{skew}"
         "<h2>Memory with slot variables, by optimizer</h2>"

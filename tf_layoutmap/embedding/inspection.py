@@ -120,7 +120,7 @@ def inspect_ids(
         batch = _features_of(batch, feature_config)
         for feature, counts, value in zip(
                 spec.features, features, tf.nest.flatten(batch)):
-            counts.add(*_ids_and_sizes(feature, value))
+            counts.add(*_read_ids(feature, value))
     return IdReport(
         num_batches,
         {one.name: _describe_feature(spec, one, counts)
@@ -139,12 +139,14 @@ def _features_of(batch: Any, feature_config: Any) -> Any:
     return batch
 
 
-def _ids_and_sizes(feature: config.FeatureSpec, value: Any):
-    """The ids, and how many each sample has."""
+def _read_ids(feature: config.FeatureSpec, value: Any):
+    """The ids, how many each sample has, and sparse ones' positions."""
+    positions = None
     if isinstance(value, tf.RaggedTensor):
         ids, sizes = value.flat_values, value.row_lengths()
     elif isinstance(value, tf.SparseTensor):
         shape = value.dense_shape.numpy()[:-1]
+        positions = value.indices.numpy()[:, -1]
         samples = np.ravel_multi_index(
             value.indices.numpy()[:, :-1].T, shape) if len(
                 value.indices) else np.zeros([0], np.int64)
@@ -160,7 +162,7 @@ def _ids_and_sizes(feature: config.FeatureSpec, value: Any):
         raise TypeError(
             f"Ids of feature {feature.name!r} must be integers. Received: "
             f"{ids.dtype.name}.")
-    return ids.numpy(), np.asarray(sizes)
+    return ids.numpy(), np.asarray(sizes), positions
 
 
 def _describe_feature(spec, feature, counts) -> dict[str, Any]:
