@@ -9,8 +9,7 @@ from tf_layoutmap.sharded import checks
 from tf_layoutmap.sharded.shards import Shards
 
 
-def split(shards: Shards,
-           items: tuple) -> tuple[int, Any, tuple]:
+def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
     """Returns the new axes in front, what indexes axis 0, and the rest."""
     rank = 1 + shards.row_shape.rank
     num_used = sum(item is not Ellipsis and item is not None
