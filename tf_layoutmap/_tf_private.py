@@ -5,6 +5,8 @@ module is imported, so that a TensorFlow that moved one is refused here, with
 the remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_layoutmap._private_names import PrivateNames
@@ -121,8 +123,31 @@ set_op_attr = _private("framework.ops", "Operation._set_attr")
 # What that compiler does to a step's mode, an emulation does to the graph.
 replace_op_input = _private("framework.ops", "Operation._update_input")
 
+# Where all of TensorFlow's Python makes an operation: on a mesh, those that
+# DTensor gets wrong in silence are mended there.
+gen_array_ops = _private("ops", "gen_array_ops")
+_HOLDERS = (gen_array_ops, _private("ops", "array_ops"))
+for _name, _arguments in (
+        ("concat_v2", ("values", "axis")),
+        ("strided_slice", ("input", "begin", "end", "strides")),
+        ("strided_slice_grad", ("shape", "begin", "end", "strides", "dy"))):
+    _private("ops.gen_array_ops", _name)
+    _DTENSOR.check_method(gen_array_ops, _name, *_arguments)
+
+
+def modules_with(function: Any, name: str) -> list[Any]:
+    """Returns TensorFlow's modules whose `name` is this function."""
+    return [m for m in _HOLDERS if getattr(m, name, None) is function]
+
+
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
+
+# Where `relayout` and the gradients of it are made: mended there.
+gen_dtensor_ops = _DTENSOR.find("api", "gen_dtensor_ops")
+for _name, _arguments in (("relayout", ("input", "layout")),
+                          ("relayout_like", ("input", "layout_input"))):
+    _DTENSOR.check_method(gen_dtensor_ops, _name, *_arguments)
 
 # How many clients share a replica's batch: DTensorDataset also counts devices
 # outside of its mesh. Instance attributes, so its source is asked.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.layout import fit_checks
+from tf_layoutmap.layout import fit_checks, mesh_ops, safe_relayout
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
@@ -74,6 +74,11 @@ def on_mesh(value: Any) -> bool:
     """Whether `value` is an eager tensor on a mesh."""
     return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
             hasattr(value, "device") and dtensor.is_dtensor(value))
+
+
+# All that has to do with a mesh comes by this module first.
+mesh_ops.install(mesh_of_trace)
+safe_relayout.install()
 
 
 def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:

@@ -87,22 +87,6 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
     return original(subscripts, *operands, **options)
 
 
-def concatenate(original: Callable[..., Any], xs: Any,
-                axis: int | None = 0) -> Any:
-    """`keras.ops.concatenate`; for a mesh, of samples that are whole.
-
-    Where what comes after divides the dimension that grows, DTensor puts the
-    parts of one device side by side, in the wrong order and without a word.
-    """
-    mesh = host_values.mesh_of_trace()
-    if mesh is None:
-        return original(xs, axis)
-    pin = (pinning.whole if not axis or any(
-        axis + len(getattr(x, "shape", ())) == 0 for x in xs)
-        else pinning.whole_samples)
-    return pin(original([pin(x, mesh) for x in xs], axis), mesh)
-
-
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
         k: Any = 0, dtype: str | None = None) -> Any:
     """`keras.ops.eye`; for a mesh, by comparing numbers of rows and columns.

@@ -1,0 +1,169 @@
+"""Operations on a mesh give the numbers of plain TensorFlow, whatever the
+layouts before and behind them, or are refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout import default_mesh, pinning, to_host, to_mesh
+
+dtensor = tf.experimental.dtensor
+
+MESH = mesh_of(batch=2, model=2)
+MATRIX = [(None, None), ("batch", None), (None, "model"),
+          ("batch", "model")]
+CUBE = [(None, None, None), ("batch", None, None), (None, None, "model"),
+        ("batch", "model", None)]
+QUAD = [(None, "model", None, None), ("batch", None, None, "model"),
+        ("batch", None, "model", None)]
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def halves_swapped(x):
+    # Rotary embeddings do so. Slices follow the layout behind them.
+    return tf.concat([-x[..., 4:], x[..., :4]], -1)
+
+
+def of_two_layers(x):
+    return tf.concat([tf.tanh(x * 2), tf.sin(x)], 1)
+
+
+CASES = {
+    "concat of slices": (halves_swapped, numbers(4, 4, 8), CUBE),
+    "concat of samples": (
+        lambda x: tf.concat([x[2:], x[:2]], 0), numbers(4, 8), MATRIX),
+    "concat of features": (of_two_layers, numbers(4, 8), MATRIX),
+    "stack": (lambda x: tf.reshape(tf.stack([x, 2 * x], 1), [4, 16]),
+              numbers(4, 8), MATRIX),
+    "reversed features": (lambda x: x[:, ::-1], numbers(4, 8), MATRIX),
+    "reversed samples": (lambda x: x[::-1], numbers(4, 8), MATRIX),
+    "reversed, some": (
+        lambda x: x[1, ..., ::-2], numbers(4, 4, 8), CUBE),
+    "batched product": (
+        lambda x: tf.matmul(x, x, transpose_b=True), numbers(4, 4, 4, 8),
+        QUAD),
+}
+# Which of them may not be refused with any layout.
+ALWAYS = {"concat of features", "concat of samples", "reversed features",
+          "reversed samples", "reversed, some"}
+
+
+def layouts_for(shape):
+    rank = len(shape)
+    yield (None,) * rank
+    for dim, size in enumerate(shape):
+        if size % 2 == 0:
+            yield tuple("model" if d == dim else None for d in range(rank))
+
+
+def step_of(function, place):
+    def step(x, factors):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = place(function(x * 1.0))
+            loss = tf.reduce_sum(tf.sin(y) * factors)
+        return y, tape.gradient(loss, x)
+    return step
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_plain_tensorflow(name):
+    function, x, before = CASES[name]
+    shape = tuple(function(tf.constant(x)).shape)
+    factors = numbers(*shape, seed=1)
+    wanted = step_of(function, lambda y: y)(
+        tf.constant(x), tf.constant(factors))
+    refused = 0
+    for axes, behind in itertools.product(before, layouts_for(shape)):
+        layout = layout_of(MESH, *behind)
+        step = tf.function(step_of(
+            function, lambda y, to=layout: dtensor.relayout(y, to)),
+            autograph=False)
+        try:
+            with default_mesh(MESH):
+                got = step(to_mesh(x, layout_of(MESH, *axes)),
+                           to_mesh(factors, layout))
+        except tf.errors.OpError:
+            refused += 1
+            continue
+        for mine, plain in zip(got, wanted):
+            np.testing.assert_allclose(
+                to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {behind}")
+    # Refusals are no wrong numbers, but they are not what is tested either.
+    assert refused <= (0 if name in ALWAYS else 12), refused
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 6, 8), (2, 4, 2, 6, 8)])
+def test_a_mesh_axis_moves_to_any_other_dimension(shape):
+    x, rank = numbers(*shape), len(shape)
+    for here, there in itertools.permutations(range(rank), 2):
+        now, then = (layout_of(MESH, *(
+            "model" if d == dim else None for d in range(rank)))
+            for dim in (here, there))
+        moved = dtensor.relayout(to_mesh(x, now), then)
+        assert dtensor.fetch_layout(moved) == then
+        np.testing.assert_array_equal(to_host(moved), x)
+
+
+def test_gradients_go_back_over_a_moved_axis():
+    x = numbers(4, 2, 6, 8)
+    now = layout_of(MESH, "batch", "model", None, None)
+    then = layout_of(MESH, "batch", None, None, "model")
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(dtensor.relayout(x, then) ** 3)
+        return tape.gradient(loss, x)
+
+    with default_mesh(MESH):
+        np.testing.assert_allclose(
+            to_host(step(to_mesh(x, now))), 3 * x ** 2, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "here, there", list(itertools.permutations((1, 2, 3), 2)))
+def test_a_pinned_sample_is_whole_before_it_is_cut_elsewhere(here, there):
+    x = numbers(4, 2, 6, 8)
+    now, then = (layout_of(MESH, "batch", *(
+        "model" if d == dim else None for d in (1, 2, 3)))
+        for dim in (here, there))
+
+    @tf.function(autograph=False)
+    def step(x, factors):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = pinning.whole_samples(x, MESH) * factors
+            loss = tf.reduce_sum(y)
+        return y, tape.gradient(loss, x)
+
+    with default_mesh(MESH):
+        y, gradient = step(to_mesh(x, now), to_mesh(2 + x, then))
+    np.testing.assert_allclose(to_host(y), x * (2 + x), 1e-5)
+    np.testing.assert_allclose(to_host(gradient), 2 + x, 1e-5)
+
+
+def test_shapes_and_datasets_are_left_alone():
+    with default_mesh(MESH):
+        pairs = tf.data.Dataset.range(4).map(
+            lambda i: tf.concat([[i], [i + 1]], 0)[::-1])
+        graph = tf.function(lambda x: tf.reshape(
+            x, tf.concat([tf.shape(x)[:1], [2, 4]], 0))).get_concrete_function(
+                tf.TensorSpec([None, 8])).graph
+    assert [p.tolist() for p in pairs.as_numpy_iterator()] == [
+        [i + 1, i] for i in range(4)]
+    assert "Relayout" not in {op.type for op in graph.get_operations()}
+    assert graph.outputs[0].shape[1:] == [2, 4]
+
+
+def test_without_a_mesh_no_operation_is_added():
+    graph = tf.function(halves_swapped).get_concrete_function(
+        tf.TensorSpec([4, 8])).graph
+    assert "Relayout" not in {op.type for op in graph.get_operations()}

@@ -1,0 +1,137 @@
+"""Operations that DTensor gets wrong without a word, for every caller.
+
+A dimension that is put together, or read backwards, must be whole: DTensor
+lets each device do it to its own part. So it is made whole in what goes in and
+in what comes out, where all of TensorFlow's Python makes such an operation.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout import pinning
+
+# What shapes are computed with: the host's, never divided, and TensorFlow must
+# be able to follow them to the static shapes of what is made with them.
+_OF_SHAPES = frozenset({
+    "Shape", "Const", "StridedSlice", "Pack", "ConcatV2", "GatherV2", "Mul",
+    "Prod", "Cast", "Sub", "AddV2", "FloorDiv"})
+
+_lock = threading.Lock()
+_installed = False
+
+
+def install(mesh_of_trace: Callable[[], Any]) -> None:
+    """Replaces the operations, the first time it is called.
+
+    Args:
+      mesh_of_trace: Returns the `dtensor.Mesh` that this thread traces for, or
+        None, where the operations stay as they are.
+    """
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        for name, ours in (("concat_v2", concat),
+                           ("strided_slice", strided_slice),
+                           ("strided_slice_grad", strided_slice_gradient)):
+            original = getattr(_tf_private.gen_array_ops, name)
+            wrapper = _wrapped(original, ours, mesh_of_trace)
+            for module in _tf_private.modules_with(original, name):
+                setattr(module, name, wrapper)
+        _installed = True
+
+
+def _wrapped(original: Callable[..., Any], ours: Callable[..., Any],
+             mesh_of_trace: Callable[[], Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        mesh = mesh_of_trace()
+        if mesh is None or tf.executing_eagerly() or _of_a_dataset():
+            return original(*args, **kwargs)
+        return ours(original, mesh, *args, **kwargs)
+
+    return wrapper
+
+
+def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
+           name: str | None = None) -> Any:
+    """`tf.concat`, of samples that are whole.
+
+    Where what comes after divides that dimension, DTensor puts the parts of
+    one device side by side, in the wrong order.
+    """
+    if not isinstance(values, (list, tuple)) or all(map(_is_shape, values)):
+        return original(values, axis, name=name)
+    static = tf.get_static_value(axis)
+    # A layout can leave one dimension only as it is.
+    first = not static or any(
+        static + len(getattr(x, "shape", ())) == 0 for x in values)
+    pin = pinning.whole if first else pinning.whole_samples
+    pinned = [pin(x, mesh) for x in values]
+    return pin(original(pinned, axis, name=name), mesh)
+
+
+def strided_slice(original: Callable[..., Any], mesh: Any, input: Any,
+                  begin: Any, end: Any, strides: Any, **options: Any) -> Any:
+    """`x[..., ::-1]` and the like, of dimensions that are whole.
+
+    DTensor slices each part with the steps of the whole, which is right
+    forwards and leaves the parts in their old order backwards.
+    """
+    if _goes_forward(strides):
+        return original(input, begin, end, strides, **options)
+    pin = _pin_of(mesh, strides, options)
+    return pin(original(pin(input), begin, end, strides, **options))
+
+
+def strided_slice_gradient(
+        original: Callable[..., Any], mesh: Any, shape: Any, begin: Any,
+        end: Any, strides: Any, dy: Any, **options: Any) -> Any:
+    """The gradient of `strided_slice`, with the same dimensions whole."""
+    if _goes_forward(strides):
+        return original(shape, begin, end, strides, dy, **options)
+    pin = _pin_of(mesh, strides, options)
+    return pin(original(shape, begin, end, strides, pin(dy), **options))
+
+
+def _goes_forward(strides: Any) -> bool:
+    static = tf.get_static_value(strides)
+    return static is not None and bool((static > 0).all())
+
+
+def _pin_of(mesh: Any, strides: Any,
+            options: dict[str, Any]) -> Callable[[Any], Any]:
+    """Returns what leaves samples as they are if the slice does, too."""
+    static = tf.get_static_value(strides)
+    # The lowest bit of each mask is about the first dimension.
+    renumbered = any(options.get(mask, 0) & 1 for mask in (
+        "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"))
+    if static is None or static[0] < 0 or renumbered:
+        return lambda x: pinning.whole(x, mesh)
+    return lambda x: pinning.whole_samples(x, mesh)
+
+
+def _is_shape(x: Any, depth: int = 8) -> bool:
+    """Whether `x` is known while tracing, or computed from shapes alone."""
+    if not tf.is_symbolic_tensor(x) or tf.get_static_value(x) is not None:
+        return True
+    if depth == 0 or x.op.type not in _OF_SHAPES:
+        return False
+    return x.op.type == "Shape" or all(
+        _is_shape(y, depth - 1) for y in x.op.inputs)
+
+
+def _of_a_dataset() -> bool:
+    """Whether a function of `tf.data` is traced: it runs on the host."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
+        if getattr(graph, "name", "").startswith("Dataset_"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
