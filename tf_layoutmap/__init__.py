@@ -4,12 +4,14 @@ import os as _os
 
 from tf_layoutmap import _lazy
 
-# DTensor's all-reduce combining pass lets a read overtake the write before it
-# (docs/design.md, "The DTensor switches"). TensorFlow reads the variables
-# once, at the first DTensor compile, so they are set before anything else.
+# DTensor's all-reduce combining pass lets a read overtake the write before it,
+# and its all-to-all mixes up what has four dimensions (docs/design.md, "The
+# DTensor switches"). TensorFlow reads the variables once, when DTensor first
+# needs them, so they are set before anything else.
 _os.environ.setdefault(
     "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
+_os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
 
 __version__ = "0.1.0"
 

@@ -126,13 +126,16 @@ replace_op_input = _private("framework.ops", "Operation._update_input")
 # Where all of TensorFlow's Python makes an operation: on a mesh, those that
 # DTensor gets wrong in silence are mended there.
 gen_array_ops = _private("ops", "gen_array_ops")
-_HOLDERS = (gen_array_ops, _private("ops", "array_ops"))
-for _name, _arguments in (
-        ("concat_v2", ("values", "axis")),
-        ("strided_slice", ("input", "begin", "end", "strides")),
-        ("strided_slice_grad", ("shape", "begin", "end", "strides", "dy"))):
-    _private("ops.gen_array_ops", _name)
-    _DTENSOR.check_method(gen_array_ops, _name, *_arguments)
+gen_nn_ops = _private("ops", "gen_nn_ops")
+_HOLDERS = (gen_array_ops, _private("ops", "array_ops"), gen_nn_ops)
+for _module, _name, _arguments in (
+        (gen_array_ops, "concat_v2", ("values", "axis")),
+        (gen_array_ops, "strided_slice", ("input", "begin", "end", "strides")),
+        (gen_array_ops, "strided_slice_grad",
+         ("shape", "begin", "end", "strides", "dy")),
+        (gen_nn_ops, "sparse_softmax_cross_entropy_with_logits",
+         ("features", "labels"))):
+    _DTENSOR.check_method(_module, _name, *_arguments)
 
 
 def modules_with(function: Any, name: str) -> list[Any]:
@@ -142,12 +145,6 @@ def modules_with(function: Any, name: str) -> list[Any]:
 
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
-
-# Where `relayout` and the gradients of it are made: mended there.
-gen_dtensor_ops = _DTENSOR.find("api", "gen_dtensor_ops")
-for _name, _arguments in (("relayout", ("input", "layout")),
-                          ("relayout_like", ("input", "layout_input"))):
-    _DTENSOR.check_method(gen_dtensor_ops, _name, *_arguments)
 
 # How many clients share a replica's batch: DTensorDataset also counts devices
 # outside of its mesh. Instance attributes, so its source is asked.

@@ -99,6 +99,71 @@ def test_values_and_gradients_are_those_of_plain_tensorflow(name):
     assert refused <= (0 if name in ALWAYS else 12), refused
 
 
+PRODUCTS = {
+    "matmul": lambda x, y: tf.matmul(x, y, transpose_b=True),
+    "attention": lambda x, y: tf.einsum("bqhd,bkhd->bhqk", x, y),
+    "bias": lambda x, y: tf.nn.bias_add(tf.tanh(x), y[0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_what_comes_behind_moves_a_mesh_axis_rightly(name):
+    # DTensor moves it by itself, without a `relayout` in the program.
+    function, x, y = PRODUCTS[name], numbers(4, 4, 4, 4), numbers(
+        4, 4, 4, 4, seed=1)
+    factors = numbers(4, 4, 4, 4, seed=2)
+    places = [tuple("model" if d == dim else None for d in range(4))
+              for dim in range(4)]
+
+    def step(x, y, factors):
+        with tf.GradientTape() as tape:
+            tape.watch((x, y))
+            loss = tf.reduce_sum(function(x, y) * factors)
+        return (function(x, y) * factors, *tape.gradient(loss, (x, y)))
+
+    wanted = step(*map(tf.constant, (x, y, factors)))
+    right = 0
+    for before, behind in itertools.product(places, places):
+        try:
+            with default_mesh(MESH):
+                got = tf.function(step, autograph=False)(
+                    to_mesh(x, layout_of(MESH, *before)),
+                    to_mesh(y, layout_of(MESH, *before)),
+                    to_mesh(factors, layout_of(MESH, *behind)))
+        except tf.errors.OpError:
+            continue  # Loud.
+        for mine, plain in zip(got, wanted):
+            np.testing.assert_allclose(to_host(mine), plain, 1e-4, 1e-5,
+                                       err_msg=f"{before} {behind}")
+        right += 1
+    assert right >= 12, right
+
+
+@pytest.mark.parametrize(
+    "dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+def test_the_loss_of_class_numbers_where_classes_are_divided(dtype):
+    logits = tf.cast(numbers(8, 4), dtype)
+    labels = np.arange(8) % 4
+
+    def step(logits, labels):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels, logits)
+        return loss, tape.gradient(loss, logits)
+
+    wanted = step(logits, labels)
+    with default_mesh(MESH):
+        got = tf.function(step, autograph=False)(
+            to_mesh(logits, layout_of(MESH, "batch", "model")),
+            to_mesh(labels, layout_of(MESH, "batch")))
+    tolerance = 1e-5 if dtype.size > 2 else 3e-2
+    for mine, plain in zip(got, wanted):
+        np.testing.assert_allclose(
+            to_host(mine).astype(np.float64), plain.numpy().astype(np.float64),
+            tolerance, tolerance)
+
+
 @pytest.mark.parametrize("shape", [(4, 2, 6, 8), (2, 4, 2, 6, 8)])
 def test_a_mesh_axis_moves_to_any_other_dimension(shape):
     x, rank = numbers(*shape), len(shape)

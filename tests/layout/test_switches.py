@@ -1,4 +1,4 @@
-"""DTensor's unsafe all-reduce pass is found, whenever it was switched on."""
+"""DTensor's unsafe passes are found, whenever they were switched on."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import mesh_of
 from tf_layoutmap.layout import switches
 
-PASS, GROUP_SIZE = switches.SAFE
+PASS, GROUP_SIZE, ALL_TO_ALL = switches.SAFE
 
 PROGRAM = """
     import os
@@ -33,6 +33,15 @@ PROGRAM = """
 """
 COMPILE = ("with dtensor.default_mesh(mesh): "
            "tf.function(lambda: tf.reduce_sum(tf.ones([4])))()")
+
+MOVE = """
+first, second = (dtensor.Layout(
+    ["batch" if d == dim else dtensor.UNSHARDED for d in range(4)], mesh)
+    for dim in (1, 2))
+whole = dtensor.copy_to_mesh(
+    tf.ones([1, 4, 4, 2]), dtensor.Layout.replicated(mesh, 4))
+dtensor.relayout(dtensor.relayout(whole, first), second)
+"""
 
 
 def run(before="", after="", **environment):
@@ -57,6 +66,13 @@ def test_a_process_that_compiled_first_is_refused_by_trial():
         before=COMPILE, after=f"os.environ.pop({GROUP_SIZE!r})")
     assert "3 of 4 reads saw the value before the write" in check
     assert "Import tf_layoutmap before anything runs on DTensor" in check
+    assert scope.startswith("refused")
+
+
+def test_a_process_that_moved_an_axis_first_is_refused_by_trial():
+    check, scope = run(before=MOVE)
+    assert "a relayout moved elements to wrong places" in check
+    assert f"{ALL_TO_ALL}=0" in check
     assert scope.startswith("refused")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.layout import fit_checks, mesh_ops, safe_relayout
+from tf_layoutmap.layout import fit_checks, mesh_ops
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
@@ -78,7 +78,6 @@ def on_mesh(value: Any) -> bool:
 
 # All that has to do with a mesh comes by this module first.
 mesh_ops.install(mesh_of_trace)
-safe_relayout.install()
 
 
 def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
@@ -148,11 +147,11 @@ def to_host(tensor: Any) -> np.ndarray:
     layout = dtensor.fetch_layout(tensor)
     mesh = layout.mesh
     if layout.is_fully_replicated():
-        return np.array(dtensor.unpack(tensor)[0])
+        return _array(dtensor.unpack(tensor)[0])
     if mesh.num_local_devices() < mesh.size:
         whole = dtensor.relayout(
             tensor, dtensor.Layout.replicated(mesh, layout.rank))
-        return np.array(dtensor.unpack(whole)[0])
+        return _array(dtensor.unpack(whole)[0])
     parts = dtensor.unpack(tensor)
     out = np.empty(tensor.shape, tensor.dtype.as_numpy_dtype)
     filled = set()
@@ -162,3 +161,8 @@ def to_host(tensor: Any) -> np.ndarray:
             filled.add(key)
             out[slices] = part.numpy()
     return out
+
+
+def _array(tensor: Any) -> np.ndarray:
+    # A scalar's numpy() is no array; this one is a copy, too.
+    return np.array(tensor.numpy(), tensor.dtype.as_numpy_dtype)

@@ -1,8 +1,8 @@
 """Operations that DTensor gets wrong without a word, for every caller.
 
-A dimension that is put together, or read backwards, must be whole: DTensor
-lets each device do it to its own part. So it is made whole in what goes in and
-in what comes out, where all of TensorFlow's Python makes such an operation.
+A dimension that is put together, read backwards, or counted through by class
+must be whole: DTensor lets each device do it to its own part. So it is made
+whole where all of TensorFlow's Python makes such an operation.
 """
 
 import functools
@@ -36,13 +36,17 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
     with _lock:
         if _installed:
             return
-        for name, ours in (("concat_v2", concat),
-                           ("strided_slice", strided_slice),
-                           ("strided_slice_grad", strided_slice_gradient)):
-            original = getattr(_tf_private.gen_array_ops, name)
+        arrays, nn = _tf_private.gen_array_ops, _tf_private.gen_nn_ops
+        for module, name, ours in (
+                (arrays, "concat_v2", concat),
+                (arrays, "strided_slice", strided_slice),
+                (arrays, "strided_slice_grad", strided_slice_gradient),
+                (nn, "sparse_softmax_cross_entropy_with_logits",
+                 sparse_cross_entropy)):
+            original = getattr(module, name)
             wrapper = _wrapped(original, ours, mesh_of_trace)
-            for module in _tf_private.modules_with(original, name):
-                setattr(module, name, wrapper)
+            for holder in _tf_private.modules_with(original, name):
+                setattr(holder, name, wrapper)
         _installed = True
 
 
@@ -97,6 +101,19 @@ def strided_slice_gradient(
         return original(shape, begin, end, strides, dy, **options)
     pin = _pin_of(mesh, strides, options)
     return pin(original(shape, begin, end, strides, pin(dy), **options))
+
+
+def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
+                         features: Any, labels: Any,
+                         name: str | None = None) -> Any:
+    """The loss of class numbers, of logits that are whole.
+
+    Where the classes are divided, DTensor compares each part with its labels
+    in float32 or float16, and finds none in any other dtype: a loss of 0.
+    """
+    if features.dtype not in (tf.float32, tf.float16):
+        features = pinning.whole_samples(features, mesh)
+    return original(features, labels, name=name)
 
 
 def _goes_forward(strides: Any) -> bool:

@@ -1,10 +1,12 @@
-"""DTensor's unsafe all-reduce pass: is it off?
+"""DTensor's unsafe passes: are they off?
 
 By default DTensor combines the all-reduces of a step, and a read that follows
 a write may then see the value before the write. Training with clipped
-gradients goes wrong without a word. Two environment variables switch the pass
-off. `import tf_layoutmap` sets them, but DTensor reads the first of them once,
-at its first compile: only running a step tells whether that was in time.
+gradients goes wrong without a word. And it moves a mesh axis from one dimension
+to another by an all-to-all, which mixes up tensors of four dimensions and more:
+products of attention, say. Environment variables switch both off. `import
+tf_layoutmap` sets them, but DTensor reads each once, when it first needs it:
+only running a step tells whether that was in time.
 """
 
 import os
@@ -20,7 +22,8 @@ from tf_layoutmap.layout.layout_map import mesh_sizes
 dtensor = tf.experimental.dtensor
 
 SAFE = {"DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": "0",
-        "DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE": "1"}
+        "DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE": "1",
+        "DTENSOR_USE_ALL_TO_ALL_RELAYOUT": "0"}
 _REMEDY = (
     "Import tf_layoutmap before anything runs on DTensor, or start the "
     "process with " + " ".join(f"{k}={v}" for k, v in SAFE.items()) + ".")
@@ -32,7 +35,7 @@ _lock = threading.Lock()
 
 
 def self_check(mesh: Any = None) -> str:
-    """Runs a step that DTensor's unsafe pass gets wrong.
+    """Runs what DTensor's unsafe passes get wrong.
 
     ```python
     print(tlm.layout.self_check())
@@ -46,7 +49,8 @@ def self_check(mesh: Any = None) -> str:
       A sentence that says what was checked.
 
     Raises:
-      RuntimeError: A read in this process sees the value before a write.
+      RuntimeError: A read in this process sees the value before a write, or
+        a relayout moves elements to wrong places.
     """
     if mesh is None:
         kinds = ("TPU", "GPU", "CPU")
@@ -56,15 +60,34 @@ def self_check(mesh: Any = None) -> str:
     sizes = mesh_sizes(mesh)
     axis = max(sizes, key=sizes.get)
     if sizes[axis] == 1:
-        return "ok: a mesh of one device has no all-reduce to combine"
+        return "ok: a mesh of one device has nothing to combine or to move"
     stale = _stale_reads(mesh, axis, sizes[axis])
     if stale:
         raise RuntimeError(
             "DTensor must run without its all-reduce combining pass. "
             f"Received: a process in which {stale} of {_PAIRS} reads saw the "
             f"value before the write (mesh {sizes}). {_REMEDY}")
-    return (f"ok: {_PAIRS} of {_PAIRS} reads saw the write before them "
-            f"(mesh {sizes})")
+    if _has_moved_wrongly(mesh, axis, sizes[axis]):
+        raise RuntimeError(
+            "DTensor must run without its all-to-all relayouts. Received: a "
+            "process in which a relayout moved elements to wrong places "
+            f"(mesh {sizes}). {_REMEDY}")
+    return (f"ok: {_PAIRS} of {_PAIRS} reads saw the write before them, and a "
+            f"relayout moved each element to its place (mesh {sizes})")
+
+
+def _has_moved_wrongly(mesh: Any, axis: str, size: int) -> bool:
+    """Whether a mesh axis goes wrong from the second dimension to the third."""
+    shape = (1, size, size, 2)
+    value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    whole = dtensor.UNSHARDED
+    now, then = (dtensor.Layout(specs, mesh) for specs in (
+        [whole, axis, whole, whole], [whole, whole, axis, whole]))
+    moved = dtensor.relayout(host_values.to_mesh(value, now), then)
+    return not all(
+        np.array_equal(part, value[slices]) for part, slices in zip(
+            dtensor.unpack(moved),
+            host_values.slices_of_devices(shape, then)))
 
 
 def _stale_reads(mesh: Any, axis: str, size: int) -> int:
@@ -102,17 +125,17 @@ def _stale_reads(mesh: Any, axis: str, size: int) -> int:
 
 
 def refuse_unsafe_process(mesh: Any) -> None:
-    """Raises unless the pass is off; runs `self_check` once per process.
+    """Raises unless the passes are off; runs `self_check` once per process.
 
     Raises:
-      RuntimeError: The pass is on, by environment or by trial.
+      RuntimeError: A pass is on, by environment or by trial.
     """
     global _checked
     for name, safe in SAFE.items():
         if os.environ.get(name) != safe:
             raise RuntimeError(
-                f"Environment variable {name} must be {safe!r}: DTensor's "
-                "all-reduce combining pass gives wrong numbers. Received: "
+                f"Environment variable {name} must be {safe!r}: what it "
+                "controls in DTensor gives wrong numbers. Received: "
                 f"{os.environ.get(name)!r}. {_REMEDY}")
     with _lock:
         if not _checked and mesh.size > 1:
