@@ -130,6 +130,7 @@ gen_nn_ops = _private("ops", "gen_nn_ops")
 _HOLDERS = (gen_array_ops, _private("ops", "array_ops"), gen_nn_ops)
 for _module, _name, _arguments in (
         (gen_array_ops, "concat_v2", ("values", "axis")),
+        (gen_array_ops, "_slice", ("input", "begin", "size")),
         (gen_array_ops, "strided_slice", ("input", "begin", "end", "strides")),
         (gen_array_ops, "strided_slice_grad",
          ("shape", "begin", "end", "strides", "dy")),

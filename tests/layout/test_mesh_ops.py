@@ -41,6 +41,10 @@ CASES = {
     "concat of features": (of_two_layers, numbers(4, 8), MATRIX),
     "stack": (lambda x: tf.reshape(tf.stack([x, 2 * x], 1), [4, 16]),
               numbers(4, 8), MATRIX),
+    "slice of features": (
+        lambda x: tf.slice(x, [0, 4], [4, 4]), numbers(4, 8), MATRIX),
+    "slice of samples": (
+        lambda x: tf.slice(x, [2, 0], [2, -1]), numbers(4, 8), MATRIX),
     "reversed features": (lambda x: x[:, ::-1], numbers(4, 8), MATRIX),
     "reversed samples": (lambda x: x[::-1], numbers(4, 8), MATRIX),
     "reversed, some": (
@@ -51,7 +55,8 @@ CASES = {
 }
 # Which of them may not be refused with any layout.
 ALWAYS = {"concat of features", "concat of samples", "reversed features",
-          "reversed samples", "reversed, some"}
+          "slice of features", "slice of samples", "reversed samples",
+          "reversed, some"}
 
 
 def layouts_for(shape):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
@@ -39,6 +40,7 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
         arrays, nn = _tf_private.gen_array_ops, _tf_private.gen_nn_ops
         for module, name, ours in (
                 (arrays, "concat_v2", concat),
+                (arrays, "_slice", cut),
                 (arrays, "strided_slice", strided_slice),
                 (arrays, "strided_slice_grad", strided_slice_gradient),
                 (nn, "sparse_softmax_cross_entropy_with_logits",
@@ -80,6 +82,30 @@ def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
     return pin(original(pinned, axis, name=name), mesh)
 
 
+def cut(original: Callable[..., Any], mesh: Any, input: Any, begin: Any,
+        size: Any, name: str | None = None) -> Any:
+    """`tf.slice`, as a strided slice where begin and size are known.
+
+    Its own gradient pads, for which DTensor takes each device's part for all.
+    Where they are computed, samples are whole.
+    """
+    if _is_shape(input):
+        return original(input, begin, size, name=name)
+    starts, sizes = _known(begin), _known(size)
+    if starts is None or sizes is None or not input.shape.is_fully_defined():
+        x = pinning.whole(input, mesh)
+        return pinning.whole(original(x, begin, size, name=name), mesh)
+    ends = [length if part == -1 else start + part for start, part, length in
+            zip(starts, sizes, input.shape)]
+    if any(not 0 <= start <= end <= length for start, end, length in
+           zip(starts, ends, input.shape)):
+        # The original says so; a strided slice would be shorter.
+        return original(input, begin, size, name=name)
+    return _tf_private.gen_array_ops.strided_slice(
+        input, starts, np.array(ends, starts.dtype), np.ones_like(starts),
+        name=name)
+
+
 def strided_slice(original: Callable[..., Any], mesh: Any, input: Any,
                   begin: Any, end: Any, strides: Any, **options: Any) -> Any:
     """`x[..., ::-1]` and the like, of dimensions that are whole.
@@ -117,20 +143,25 @@ def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
 
 
 def _goes_forward(strides: Any) -> bool:
-    static = tf.get_static_value(strides)
+    static = _known(strides)
     return static is not None and bool((static > 0).all())
 
 
 def _pin_of(mesh: Any, strides: Any,
             options: dict[str, Any]) -> Callable[[Any], Any]:
     """Returns what leaves samples as they are if the slice does, too."""
-    static = tf.get_static_value(strides)
+    static = _known(strides)
     # The lowest bit of each mask is about the first dimension.
     renumbered = any(options.get(mask, 0) & 1 for mask in (
         "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"))
     if static is None or static[0] < 0 or renumbered:
         return lambda x: pinning.whole(x, mesh)
     return lambda x: pinning.whole_samples(x, mesh)
+
+
+def _known(x: Any) -> np.ndarray | None:
+    """Returns the value of `x`, a list of tensors, say; None if unknown."""
+    return tf.get_static_value(tf.convert_to_tensor(x))
 
 
 def _is_shape(x: Any, depth: int = 8) -> bool:
