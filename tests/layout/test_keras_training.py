@@ -406,6 +406,20 @@ def test_average_pooling_behind_weights_is_refused_with_a_way_out():
         twins.fit(model, twins.IMAGES)
 
 
+def test_after_a_bad_label_training_goes_on():
+    model = twins.on_mesh(
+        twins.dense_model, axes={"d1.kernel": ("model", None)})
+    twins.fit(model, epochs=1)
+    before = [w.numpy() for w in model.trainable_weights]
+    bad = Y.copy()
+    bad[5] = 9
+    with pytest.raises(tf.errors.OpError):
+        model.fit(X, bad, verbose=0)
+    for weight, value in zip(model.trainable_weights, before):
+        np.testing.assert_array_equal(weight.numpy(), value)
+    assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"]).all()
+
+
 def test_sparse_batches_are_refused():
     model = twins.on_mesh(twins.dense_model)
     ragged = tf.ragged.constant([[1.0] * 8] * 4)

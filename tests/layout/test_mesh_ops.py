@@ -169,6 +169,16 @@ def test_the_loss_of_class_numbers_where_classes_are_divided(dtype):
             tolerance, tolerance)
 
 
+def test_a_label_that_is_no_class_gives_nan_where_classes_are_divided():
+    loss = tf.function(
+        tf.nn.sparse_softmax_cross_entropy_with_logits, autograph=False)
+    with default_mesh(MESH):
+        got = to_host(loss(
+            labels=to_mesh(np.array([0, 9, -1, 3]), layout_of(MESH, None)),
+            logits=to_mesh(numbers(4, 4), layout_of(MESH, None, "model"))))
+    assert np.isnan(got).tolist() == [False, True, True, False]
+
+
 @pytest.mark.parametrize("shape", [(4, 2, 6, 8), (2, 4, 2, 6, 8)])
 def test_a_mesh_axis_moves_to_any_other_dimension(shape):
     x, rank = numbers(*shape), len(shape)

@@ -70,6 +70,39 @@ def _now() -> tuple[Any, str | None]:
     return getattr(_scopes, "now", (None, None))
 
 
+@contextlib.contextmanager
+def errors_once(mesh: Any) -> Iterator[None]:
+    """Raises the error of an operation on a mesh here, and nowhere else.
+
+    A device's queue raises it again at the next operation, which has done
+    nothing wrong; that one is made here. And of several devices one knows the
+    cause, the others only that they were cancelled.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        again = _queued_error(mesh)
+        if isinstance(error, tf.errors.CancelledError) and not isinstance(
+                again, (tf.errors.CancelledError, type(None))):
+            raise again from error
+        raise
+
+
+def _queued_error(mesh: Any) -> tf.errors.OpError | None:
+    """Returns an error that devices of `mesh` had in store, a cause first."""
+    layout = dtensor.Layout.replicated(mesh, 1)
+    found = None
+    for _ in range(mesh.num_local_devices()):
+        try:
+            for part in dtensor.unpack(
+                    to_mesh(np.zeros([1], np.float32), layout) + 1):
+                part.numpy()
+        except tf.errors.OpError as error:
+            if not isinstance(found, tf.errors.InvalidArgumentError):
+                found = error
+    return found
+
+
 def on_mesh(value: Any) -> bool:
     """Whether `value` is an eager tensor on a mesh."""
     return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and

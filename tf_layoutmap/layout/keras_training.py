@@ -151,11 +151,13 @@ class _MeshStep:
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
-        with host_values.default_mesh(
-                self._home.mesh, self._home.batch_dim), refusals.explained(
-                    self._model, self._verb, lambda: self._graph(batch)):
-            outputs = self._run(batch)
-        return keras.tree.map_structure(to_host_tensor, outputs)
+        with host_values.errors_once(self._home.mesh):
+            with host_values.default_mesh(
+                    self._home.mesh, self._home.batch_dim), refusals.explained(
+                        self._model, self._verb, lambda: self._graph(batch)):
+                outputs = self._run(batch)
+            # Errors of a step arrive with what is read of it.
+            return keras.tree.map_structure(to_host_tensor, outputs)
 
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`, or None without one."""

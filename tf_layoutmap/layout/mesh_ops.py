@@ -132,14 +132,18 @@ def strided_slice_gradient(
 def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
                          features: Any, labels: Any,
                          name: str | None = None) -> Any:
-    """The loss of class numbers, of logits that are whole.
+    """The loss of class numbers; NaN for a number that is no class.
 
-    Where the classes are divided, DTensor compares each part with its labels
-    in float32 or float16, and finds none in any other dtype: a loss of 0.
+    Where the classes are divided, DTensor compares each part with its labels.
+    It does so in float32 and float16, and finds none in any other dtype: those
+    come whole. And it takes a label outside all parts for a loss like any
+    other, where TensorFlow raises on a CPU and gives NaN on a GPU.
     """
     if features.dtype not in (tf.float32, tf.float16):
         features = pinning.whole_samples(features, mesh)
-    return original(features, labels, name=name)
+    result = original(features, labels, name=name)
+    is_class = (labels >= 0) & (labels < features.shape[-1])
+    return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
 
 
 def _goes_forward(strides: Any) -> bool:

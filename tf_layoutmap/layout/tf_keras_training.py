@@ -240,12 +240,14 @@ class _Step:
                 x, mesh, self._home.batch_dim), batch)
         _state.mesh = mesh
         try:
-            with host_values.default_mesh(mesh), refusals.explained(
-                    self._model, self._verb):
-                outputs = self._run(batch)
+            with host_values.errors_once(mesh):
+                with host_values.default_mesh(mesh), refusals.explained(
+                        self._model, self._verb):
+                    outputs = self._run(batch)
+                return tf.nest.map_structure(
+                    keras_training.to_host_tensor, outputs)
         finally:
             _state.mesh = None
-        return tf.nest.map_structure(keras_training.to_host_tensor, outputs)
 
     def _prepare(self, batch: Any) -> None:
         model = self._model
