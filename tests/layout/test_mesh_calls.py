@@ -113,3 +113,29 @@ def test_time_distributed_in_front_of_a_recurrent_layer(mesh):
     twins.assert_alike(*(
         twins.fit(model, twins.SERIES[..., :3], epochs=1)
         for model in (twins.plain(make), twins.on_mesh(make, axes, mesh))))
+
+
+HEADS, LAST = (None, "model", None), (None, None, "model")
+
+
+@pytest.mark.parametrize("first, second", [
+    # What the first divides by a mesh axis, the second divides elsewhere.
+    (HEADS, (None, "model", None)), (LAST, ("model", None, None)),
+    (HEADS, ("model", None, None)), (HEADS, (None, None, "model"))])
+@pytest.mark.parametrize("equations", [
+    ("abc,cde->abde", "abde,dec->abc"),
+    ("...bc,cde->...bde", "...bde,dec->...bc")])
+def test_einsums_whose_weights_are_divided_in_different_dimensions(
+        first, second, equations):
+    def make():
+        return twins.sequential(
+            (6, 8),
+            keras.layers.EinsumDense(
+                equations[0], (6, 4, 4), bias_axes="de", name="first"),
+            keras.layers.EinsumDense(
+                equations[1], (6, 8), bias_axes="c", name="second"))
+
+    twins.assert_trains_alike(
+        make, twins.SERIES, {"first.kernel": first, "second.kernel": second,
+                             "first.bias": (None, "model")},
+        optimizer=lambda: keras.optimizers.SGD(0.1))

@@ -9,8 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import host_values, pinning, unsupported
+from tf_layoutmap.layout import (
+    einsum_axes,
+    host_values,
+    pinning,
+    unsupported,
+)
+from tf_layoutmap.layout.layout_map import axes_of_layout
 from tf_layoutmap.layout.mesh_home import home_of
+from tf_layoutmap.layout.mesh_variable import MeshVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -78,13 +85,30 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
 
     Keras makes most of them matrix products of reshaped operands. DTensor
     divides the reshaped gradients otherwise than the weights, and then cannot
-    bring one to the other.
+    bring one to the other. And where a weight has several labels in common
+    with what it is multiplied with, that is divided as the weight is.
     """
     layer = _keras_private.calling_layer()
-    if layer is not None and home_of(layer) is not None:
-        # Any option keeps Keras from its matrix products; this is the default.
-        options = {"optimize": "greedy", **options}
-    return original(subscripts, *operands, **options)
+    home = None if layer is None else home_of(layer)
+    if home is None:
+        return original(subscripts, *operands, **options)
+    # Any option keeps Keras from its matrix products; this is the default.
+    options = {"optimize": "greedy", **options}
+    subscripts = einsum_axes.spelled_out(
+        subscripts, [len(x.shape) for x in operands])
+    beside = None
+    if host_values.traced_for_mesh() and len(operands) == 2:
+        number = int(isinstance(operands[1], MeshVariable))
+        if isinstance(operands[number], MeshVariable):
+            beside = einsum_axes.axes_beside(
+                subscripts, number, axes_of_layout(operands[number].layout))
+    if beside is None:
+        return original(subscripts, *operands, **options)
+    pinned = list(operands)
+    pinned[1 - number] = pinning.divided(
+        tf.convert_to_tensor(operands[1 - number]), home.mesh, beside[0])
+    return pinning.divided(
+        original(subscripts, *pinned, **options), home.mesh, beside[1])
 
 
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803

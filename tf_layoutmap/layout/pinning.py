@@ -4,7 +4,7 @@ Layouts flow backwards from whoever uses a result, and some operations give
 errors, or another shape, on a sample that is cut. What they get is pinned.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +29,17 @@ def whole_samples(x: Any, mesh: Any) -> Any:
 def whole(x: Any, mesh: Any) -> Any:
     """Returns `x` replicated; see `whole_samples`."""
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
+
+
+def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
+    """Returns `x` divided by `axes`, its first dimension as it is if whole."""
+    if not tf.is_symbolic_tensor(x):
+        return x
+    first, *others = (
+        dtensor.UNSHARDED if axis is None else axis for axis in axes)
+    return dtensor.relayout(x, dtensor.Layout(
+        [dtensor.MATCH if first == dtensor.UNSHARDED else first, *others],
+        mesh))
 
 
 def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:

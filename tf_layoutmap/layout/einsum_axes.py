@@ -1,0 +1,68 @@
+"""How a weight's layout divides what an einsum multiplies it with."""
+
+import string
+from collections.abc import Sequence
+
+Axes = tuple[str | None, ...]
+
+
+def spelled_out(equation: str, ranks: Sequence[int]) -> str:
+    """Returns the equation with labels for what an ellipsis stands for.
+
+    DTensor does not know ellipses.
+
+    >>> spelled_out("...x,xy->...y", (3, 2))
+    'ABx,xy->ABy'
+
+    Args:
+      equation: With `->`.
+      ranks: Dimensions of each operand.
+
+    Returns:
+      The same equation if it has no ellipsis, or if operands have ellipses of
+      several lengths, which is broadcasting.
+    """
+    equation = equation.replace(" ", "")
+    hidden = {
+        rank - len(term.replace("...", ""))
+        for term, rank in zip(equation.partition("->")[0].split(","), ranks)
+        if "..." in term}
+    if len(hidden) != 1:
+        return equation
+    free = [letter for letter in string.ascii_uppercase
+            if letter not in equation]
+    return equation.replace("...", "".join(free[:hidden.pop()]))
+
+
+def axes_beside(equation: str, number: int,
+                axes: Sequence[str | None]) -> tuple[Axes, Axes] | None:
+    """Returns the axes of the other operand and of the result.
+
+    Each dimension is divided as the weight's dimension of the same label.
+    Left to itself, DTensor may divide another one by the same axis and then
+    add up wrong pairs.
+
+    >>> axes_beside("abde,dec->abc", 1, (None, "model", None))
+    ((None, None, None, 'model'), (None, None, None))
+
+    Args:
+      equation: Of two operands, with `->`.
+      number: Which of them is the weight, 0 or 1.
+      axes: The weight's mesh axes, None where it is whole.
+
+    Returns:
+      Both, or None where only one label of the weight stands in each: then
+      there is one dimension to divide, and DTensor gets it right.
+    """
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if not arrow or len(terms) != 2 or "." in equation:
+        return None
+    weight, other = terms[number], terms[1 - number]
+    if max(len(set(weight) & set(term)) for term in (other, result)) < 2:
+        return None
+    axis_of = dict(zip(weight, axes))
+    of_other, of_result = (
+        tuple(axis_of.get(label) for label in term)
+        for term in (other, result))
+    return of_other, of_result
