@@ -243,6 +243,18 @@ def test_shapes_and_datasets_are_left_alone():
     assert graph.outputs[0].shape[1:] == [2, 4]
 
 
+def test_a_loss_that_computes_shapes_is_left_alone():
+    labels = np.eye(4, dtype=np.float32)
+    wanted = tf.nn.softmax_cross_entropy_with_logits(labels, numbers(4, 4))
+    loss = tf.function(
+        tf.nn.softmax_cross_entropy_with_logits, autograph=False)
+    with default_mesh(MESH):
+        got = loss(labels=to_mesh(labels, layout_of(MESH, "batch", None)),
+                   logits=to_mesh(numbers(4, 4),
+                                  layout_of(MESH, "batch", "model")))
+    np.testing.assert_allclose(to_host(got), wanted, 1e-5)
+
+
 def test_without_a_mesh_no_operation_is_added():
     graph = tf.function(halves_swapped).get_concrete_function(
         tf.TensorSpec([4, 8])).graph

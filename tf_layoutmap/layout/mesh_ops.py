@@ -19,8 +19,10 @@ from tf_layoutmap.layout import pinning
 # What shapes are computed with: the host's, never divided, and TensorFlow must
 # be able to follow them to the static shapes of what is made with them.
 _OF_SHAPES = frozenset({
-    "Shape", "Const", "StridedSlice", "Pack", "ConcatV2", "GatherV2", "Mul",
-    "Prod", "Cast", "Sub", "AddV2", "FloorDiv"})
+    "Shape", "Const", "StridedSlice", "Slice", "Pack", "ConcatV2", "GatherV2",
+    "Mul", "Prod", "Cast", "Sub", "AddV2", "FloorDiv", "FloorMod", "Rank",
+    "Size", "Range", "Maximum", "Minimum", "ExpandDims", "Squeeze", "Reshape",
+    "Identity"})
 
 _lock = threading.Lock()
 _installed = False
@@ -174,7 +176,7 @@ def _is_shape(x: Any, depth: int = 8) -> bool:
         return True
     if depth == 0 or x.op.type not in _OF_SHAPES:
         return False
-    return x.op.type == "Shape" or all(
+    return x.op.type in ("Shape", "Rank", "Size") or all(
         _is_shape(y, depth - 1) for y in x.op.inputs)
 
 
