@@ -31,10 +31,10 @@ class Workers {
   }
 
   void Schedule(std::function<void()> work) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      work_.push_back(std::move(work));
-    }
+    // Notifies while it holds the lock: once the work can run, the test may end
+    // and destroy these workers before this call returns.
+    std::lock_guard<std::mutex> lock(mutex_);
+    work_.push_back(std::move(work));
     changed_.notify_one();
   }
 

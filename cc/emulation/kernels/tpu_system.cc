@@ -148,9 +148,9 @@ void RunWhenReady(OpKernelContext* ctx,
       return InvalidArgument("");
     }
   };
-  call.schedule = [ctx](std::function<void()> work) {
-    (*ctx->runner())(std::move(work));
-  };
+  // A copy: the work may end the step, and with it the runner, before the call
+  // that schedules it returns.
+  call.schedule = *ctx->runner();
   call.finish = [ctx, done = std::move(done), engine, name, tf_status,
                  cancellation, token, patience = call.patience,
                  at_end = std::move(at_end)](WaitingRoom::End end,
