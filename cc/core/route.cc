@@ -60,9 +60,11 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
   auto chunk_begin = [&](int64_t chunk) { return n * chunk / num_chunks; };
   const int64_t cost = kNanosPerId * (n / num_chunks + 1);
 
-  // next[chunk * num_shards + s]: first how many of the chunk's ids shard s
-  // gets, then the slot of the next one.
-  std::vector<int32_t> next(num_chunks * num_shards);
+  // next[chunk * stride + s]: first how many of the chunk's ids shard s gets,
+  // then the slot of the next one. A cache line lies between the chunks, or
+  // workers that count side by side would take it from each other.
+  const int64_t stride = num_shards + 64 / sizeof(int32_t);
+  std::vector<int32_t> next(num_chunks * stride);
   std::vector<char> bad(num_chunks);
   auto for_chunks = [&](const auto& work) {
     parallel_for(num_chunks, cost, [&](int64_t first, int64_t last) {
@@ -73,7 +75,7 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
   };
   // Until its slot is known, `inverse` keeps the shard of each id.
   for_chunks([&](int64_t chunk, int64_t begin, int64_t end) {
-    int32_t* const count = &next[chunk * num_shards];
+    int32_t* const count = &next[chunk * stride];
     partition.WithLocate([&](auto locate) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = ids[i];
@@ -94,12 +96,12 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
   for (int64_t s = 0; s < num_shards; ++s) {
     out.splits[s] = slot;
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      slot += std::exchange(next[chunk * num_shards + s], slot);
+      slot += std::exchange(next[chunk * stride + s], slot);
     }
   }
   out.splits[num_shards] = slot;
   for_chunks([&](int64_t chunk, int64_t begin, int64_t end) {
-    int32_t* const next_slot = &next[chunk * num_shards];
+    int32_t* const next_slot = &next[chunk * stride];
     Tid* const local_rows = out.local_rows.data();
     int32_t* const permutation = out.permutation.data();
     int32_t* const inverse = out.inverse.data();
