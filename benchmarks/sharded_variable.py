@@ -67,7 +67,9 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
 
     def route_by_op(ids, rows):
         del rows
-        return _ops.route_ids(ids=ids, offsets=offsets, placement="div")
+        routed = _ops.route_ids(ids=ids, offsets=offsets, placement="div")
+        # What TensorFlow's ops give, too: not where each id has gone.
+        return routed.local_rows, routed.splits, routed.permutation
 
     base, extra = divmod(NUM_ROWS, num_shards)
 

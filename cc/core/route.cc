@@ -1,7 +1,9 @@
 #include "cc/core/route.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "cc/core/check_ids.h"
@@ -73,7 +75,11 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
       }
     });
   };
-  // Until its slot is known, `inverse` keeps the shard of each id.
+  // Where `inverse` is wanted it keeps the shard of each id until its slot is
+  // known.
+  const bool has_inverse = out.inverse.size() == n;
+  std::unique_ptr<int32_t[]> shards(has_inverse ? nullptr : new int32_t[n]);
+  int32_t* const shard_of = has_inverse ? out.inverse.data() : shards.get();
   for_chunks([&](int64_t chunk, int64_t begin, int64_t end) {
     int32_t* const count = &next[chunk * stride];
     partition.WithLocate([&](auto locate) {
@@ -85,7 +91,7 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
         }
         const int32_t shard = locate(row).shard;
         ++count[shard];
-        out.inverse[i] = shard;
+        shard_of[i] = shard;
       }
     });
   });
@@ -104,16 +110,19 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
     int32_t* const next_slot = &next[chunk * stride];
     Tid* const local_rows = out.local_rows.data();
     int32_t* const permutation = out.permutation.data();
-    int32_t* const inverse = out.inverse.data();
     const Tid* const in = ids.data();
-    partition.WithLocalRow([=](auto local_row) {
+    const auto for_ids = [=](auto local_row, auto with_inverse) {
       for (int64_t i = begin; i < end; ++i) {
-        const int32_t shard = inverse[i];
+        const int32_t shard = shard_of[i];
         const int32_t k = next_slot[shard]++;
         local_rows[k] = static_cast<Tid>(local_row(in[i], shard));
         permutation[k] = static_cast<int32_t>(i);
-        inverse[i] = k;
+        if constexpr (with_inverse) shard_of[i] = k;
       }
+    };
+    partition.WithLocalRow([=](auto local_row) {
+      if (has_inverse) return for_ids(local_row, std::true_type());
+      for_ids(local_row, std::false_type());
     });
   });
   return Status();

@@ -28,7 +28,8 @@ struct Route {
   std::vector<int32_t> inverse;
 };
 
-// The same in memory of the caller's: as many slots as ids.
+// The same in memory of the caller's: as many slots as ids. `inverse` may be
+// empty if nobody wants it.
 template <typename Tid>
 struct RouteView {
   Span<Tid> local_rows;

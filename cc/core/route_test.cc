@@ -118,6 +118,16 @@ TEST(RouteTest, ManyIdsKeepTheirOrderForAnyNumberOfWorkers) {
           }
         }
         ASSERT_EQ(splits[num_shards], num_ids);
+
+        std::vector<int64_t> only_rows(num_ids);
+        std::vector<int32_t> only_permutation(num_ids);
+        ASSERT_TRUE(
+            RouteEachId<int64_t>(partition, Span<const int64_t>(ids),
+                                 UnevenFor(num_workers, num_ids),
+                                 {only_rows, splits, only_permutation, {}})
+                .ok());
+        ASSERT_EQ(only_rows, local_rows);
+        ASSERT_EQ(only_permutation, permutation);
       }
     }
   }

@@ -73,7 +73,12 @@ class RouteIdsOp : public Kernel {
                               kSplits, ctx->input(kOffsets).shape(), &splits));
       OP_REQUIRES_OK(ctx,
                      ctx->allocate_output(kPermutation, shape, &permutation));
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(kInverse, shape, &inverse));
+      // A quarter of the work, for which few programs have a use.
+      OP_REQUIRES_OK(
+          ctx, ctx->allocate_output(
+                   kInverse,
+                   ctx->output_required(kInverse) ? shape : TensorShape({0}),
+                   &inverse));
       OP_REQUIRES_OK(
           ctx, ToTf(RouteEachId<Tid>(
                    partition, ids, TfParallelFor(ctx),

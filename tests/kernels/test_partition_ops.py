@@ -80,6 +80,21 @@ def test_many_ids_are_routed_in_order(placement, dtype):
         found.inverse.numpy()[order], np.arange(len(ids)))
 
 
+@pytest.mark.parametrize("num_ids", [0, 7, 30_000])
+def test_a_graph_that_does_not_use_the_inverse_gets_the_same(num_ids):
+    ids = np.random.default_rng(0).integers(0, 100, num_ids)
+    offsets = [0, 30, 60, 100]
+
+    @tf.function
+    def without(ids):
+        routed = _ops.route_ids(ids, offsets, placement="offsets")
+        return routed.local_rows, routed.splits, routed.permutation
+
+    wanted = route.route_ids(ids, offsets, "offsets", unique=False)
+    for found, expected in zip(without(ids), wanted):
+        np.testing.assert_array_equal(found, expected)
+
+
 @given(num_rows=st.sampled_from([1, 2, 9, 2**11, 2**22 + 1, 2**31]),
        combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
        weighted=st.booleans(), data=st.data())
