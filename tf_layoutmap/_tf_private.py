@@ -123,17 +123,30 @@ set_op_attr = _private("framework.ops", "Operation._set_attr")
 # What that compiler does to a step's mode, an emulation does to the graph.
 replace_op_input = _private("framework.ops", "Operation._update_input")
 
+# Whether TensorFlow's own `dtensor.default_mesh` is the innermost device.
+_context = _private("eager.context", "context")
+_private("eager.context", "Context.device_name")
+
+
+def current_device() -> str:
+    """Returns the name of this thread's device, also while it traces."""
+    return _context().device_name
+
+
 # Where all of TensorFlow's Python makes an operation: on a mesh, those that
 # DTensor gets wrong in silence are mended there.
 gen_array_ops = _private("ops", "gen_array_ops")
+gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
-_HOLDERS = (gen_array_ops, _private("ops", "array_ops"), gen_nn_ops)
+_HOLDERS = (gen_array_ops, _private("ops", "array_ops"), gen_linalg_ops,
+            gen_nn_ops)
 for _module, _name, _arguments in (
         (gen_array_ops, "concat_v2", ("values", "axis")),
         (gen_array_ops, "_slice", ("input", "begin", "size")),
         (gen_array_ops, "strided_slice", ("input", "begin", "end", "strides")),
         (gen_array_ops, "strided_slice_grad",
          ("shape", "begin", "end", "strides", "dy")),
+        (gen_linalg_ops, "einsum", ("inputs", "equation")),
         (gen_nn_ops, "sparse_softmax_cross_entropy_with_logits",
          ("features", "labels"))):
     _DTENSOR.check_method(_module, _name, *_arguments)

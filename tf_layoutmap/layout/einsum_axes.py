@@ -1,4 +1,4 @@
-"""How a weight's layout divides what an einsum multiplies it with."""
+"""Which dimensions of an einsum's operands a mesh may divide."""
 
 import string
 from collections.abc import Sequence
@@ -32,6 +32,41 @@ def spelled_out(equation: str, ranks: Sequence[int]) -> str:
     free = [letter for letter in string.ascii_uppercase
             if letter not in equation]
     return equation.replace("...", "".join(free[:hidden.pop()]))
+
+
+def sums_several(equation: str) -> bool:
+    """Whether two operands have several labels that the result has not.
+
+    DTensor may find one divided in the first operand and the next one, by the
+    same axis, in the second, and then adds up wrong pairs.
+
+    >>> sums_several("abde,dec->abc"), sums_several("abc,cde->abde")
+    (True, False)
+
+    Args:
+      equation: With `->` and without ellipses.
+    """
+    return len(_summed(equation)) > 1
+
+
+def first_may_be_divided(equation: str) -> list[bool]:
+    """Whether the first dimension of each operand may stay divided.
+
+    If the others are whole, at most one summed label is divided then.
+
+    >>> first_may_be_divided("abde,dec->abc")
+    [True, True]
+    >>> first_may_be_divided("abc,bad->cd")
+    [True, False]
+    """
+    first, second = (
+        term[:1] for term in equation.partition("->")[0].split(","))
+    return [True, first == second or not {first, second} <= _summed(equation)]
+
+
+def _summed(equation: str) -> set[str]:
+    left, _, result = equation.partition("->")
+    return set.intersection(*map(set, left.split(","))) - set(result)
 
 
 def axes_beside(equation: str, number: int,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.layout import fit_checks, mesh_ops
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout import fit_checks, mesh_ops, pinning
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
@@ -61,6 +62,15 @@ def mesh_of_trace() -> Any:
     return _now()[0]
 
 
+def _mesh_of_any_trace() -> Any:
+    """Returns the mesh also inside TensorFlow's own `default_mesh`."""
+    mesh = mesh_of_trace()
+    # TensorFlow forgets to reset the mesh after an error, but not the device.
+    if mesh is None and "CUSTOM" in _tf_private.current_device():
+        mesh = dtensor.get_default_mesh()
+    return mesh
+
+
 def batch_dim_of_trace() -> str | None:
     """Returns the mesh axis that cuts the batches of a step, or None."""
     return _now()[1]
@@ -103,14 +113,10 @@ def _queued_error(mesh: Any) -> tf.errors.OpError | None:
     return found
 
 
-def on_mesh(value: Any) -> bool:
-    """Whether `value` is an eager tensor on a mesh."""
-    return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
-            hasattr(value, "device") and dtensor.is_dtensor(value))
-
+on_mesh = pinning.on_mesh
 
 # All that has to do with a mesh comes by this module first.
-mesh_ops.install(mesh_of_trace)
+mesh_ops.install(_mesh_of_any_trace)
 
 
 def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:

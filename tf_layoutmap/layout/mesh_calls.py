@@ -12,6 +12,7 @@ from tf_layoutmap import _keras_private
 from tf_layoutmap.layout import (
     einsum_axes,
     host_values,
+    mesh_ops,
     pinning,
     unsupported,
 )
@@ -107,8 +108,9 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
     pinned = list(operands)
     pinned[1 - number] = pinning.divided(
         tf.convert_to_tensor(operands[1 - number]), home.mesh, beside[0])
-    return pinning.divided(
-        original(subscripts, *pinned, **options), home.mesh, beside[1])
+    with tf.name_scope(mesh_ops.DIVIDED_ALIKE):
+        result = original(subscripts, *pinned, **options)
+    return pinning.divided(result, home.mesh, beside[1])
 
 
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803

@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout import pinning
+from tf_layoutmap.layout import einsum_axes, pinning
+
+dtensor = tf.experimental.dtensor
 
 # What shapes are computed with: the host's, never divided, and TensorFlow must
 # be able to follow them to the static shapes of what is made with them.
@@ -23,6 +25,10 @@ _OF_SHAPES = frozenset({
     "Mul", "Prod", "Cast", "Sub", "AddV2", "FloorDiv", "FloorMod", "Rank",
     "Size", "Range", "Maximum", "Minimum", "ExpandDims", "Squeeze", "Reshape",
     "Identity"})
+
+# A name scope of einsums whose operands are divided alike, which stay so. Their
+# gradients are made in it, too.
+DIVIDED_ALIKE = "divided_alike"
 
 _lock = threading.Lock()
 _installed = False
@@ -40,17 +46,26 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
         if _installed:
             return
         arrays, nn = _tf_private.gen_array_ops, _tf_private.gen_nn_ops
-        for module, name, ours in (
-                (arrays, "concat_v2", concat),
-                (arrays, "_slice", cut),
-                (arrays, "strided_slice", strided_slice),
-                (arrays, "strided_slice_grad", strided_slice_gradient),
+        products = _tf_private.gen_linalg_ops
+        for module, name, ours, raw in (
+                (arrays, "concat_v2", concat, "ConcatV2"),
+                (arrays, "_slice", cut, "Slice"),
+                (arrays, "strided_slice", strided_slice, "StridedSlice"),
+                (arrays, "strided_slice_grad", strided_slice_gradient,
+                 "StridedSliceGrad"),
+                (products, "einsum", einsum, "Einsum"),
                 (nn, "sparse_softmax_cross_entropy_with_logits",
-                 sparse_cross_entropy)):
+                 sparse_cross_entropy,
+                 "SparseSoftmaxCrossEntropyWithLogits")):
             original = getattr(module, name)
             wrapper = _wrapped(original, ours, mesh_of_trace)
             for holder in _tf_private.modules_with(original, name):
                 setattr(holder, name, wrapper)
+            # Has the same arguments, by keyword only.
+            setattr(tf.raw_ops, raw, _wrapped(
+                getattr(tf.raw_ops, raw),
+                lambda _, *args, f=ours, op=original, **kwargs: f(
+                    op, *args, **kwargs), mesh_of_trace))
         _installed = True
 
 
@@ -58,12 +73,24 @@ def _wrapped(original: Callable[..., Any], ours: Callable[..., Any],
              mesh_of_trace: Callable[[], Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        mesh = mesh_of_trace()
-        if mesh is None or tf.executing_eagerly() or _of_a_dataset():
-            return original(*args, **kwargs)
-        return ours(original, mesh, *args, **kwargs)
+        mesh = None
+        if not tf.executing_eagerly():
+            mesh = mesh_of_trace()
+            applies = mesh is not None and not _of_a_dataset()
+        else:
+            applies = any(map(_on_mesh, (*args, *kwargs.values())))
+        return (ours(original, mesh, *args, **kwargs) if applies
+                else original(*args, **kwargs))
 
     return wrapper
+
+
+def _on_mesh(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_on_mesh, value))
+    if isinstance(value, tf.Tensor):
+        return pinning.on_mesh(value)
+    return isinstance(getattr(value, "layout", None), dtensor.Layout)
 
 
 def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
@@ -146,6 +173,26 @@ def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
     result = original(features, labels, name=name)
     is_class = (labels >= 0) & (labels < features.shape[-1])
     return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
+
+
+def einsum(original: Callable[..., Any], mesh: Any, inputs: Any,
+           equation: str, name: str | None = None) -> Any:
+    """`tf.einsum`; whole samples where it sums over several dimensions.
+
+    See `einsum_axes.sums_several`. And DTensor does not know ellipses.
+    """
+    inputs = [tf.convert_to_tensor(x) for x in inputs]
+    ranks = [x.shape.rank for x in inputs]
+    if None not in ranks:
+        equation = einsum_axes.spelled_out(equation, ranks)
+    if (len(ranks) == 2 and "." not in equation
+            and DIVIDED_ALIKE not in tf.get_current_name_scope()
+            and einsum_axes.sums_several(equation)):
+        inputs = [
+            (pinning.whole_samples if may_be else pinning.whole)(x, mesh)
+            for x, may_be in zip(
+                inputs, einsum_axes.first_may_be_divided(equation))]
+    return original(inputs, equation, name=name)
 
 
 def _goes_forward(strides: Any) -> bool:

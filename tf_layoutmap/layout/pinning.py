@@ -20,8 +20,9 @@ def whole_samples(x: Any, mesh: Any) -> Any:
     """Returns `x` with its first dimension as it is, the others whole.
 
     Args:
-      x: A symbolic tensor of a function for `mesh`; all else stays.
-      mesh: `dtensor.Mesh`.
+      x: A symbolic tensor of a function for `mesh`, or an eager tensor on a
+        mesh; all else stays.
+      mesh: `dtensor.Mesh`, of symbolic tensors.
     """
     return _pinned(x, mesh, lambda _: dtensor.MATCH)
 
@@ -33,13 +34,13 @@ def whole(x: Any, mesh: Any) -> Any:
 
 def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
     """Returns `x` divided by `axes`, its first dimension as it is if whole."""
-    if not tf.is_symbolic_tensor(x):
+    if not _can_be_pinned(x):
         return x
     first, *others = (
         dtensor.UNSHARDED if axis is None else axis for axis in axes)
-    return dtensor.relayout(x, dtensor.Layout(
-        [dtensor.MATCH if first == dtensor.UNSHARDED else first, *others],
-        mesh))
+    return _relayout(
+        x, [dtensor.MATCH if first == dtensor.UNSHARDED else first, *others],
+        mesh)
 
 
 def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
@@ -49,13 +50,35 @@ def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
         size % mesh.dim_size(batch_dim) == 0 else dtensor.UNSHARDED))
 
 
+def on_mesh(value: Any) -> bool:
+    """Whether `value` is an eager tensor on a mesh."""
+    return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
+            hasattr(value, "device") and dtensor.is_dtensor(value))
+
+
+def _can_be_pinned(x: Any) -> bool:
+    return tf.is_symbolic_tensor(x) or on_mesh(x)
+
+
 def _pinned(x: Any, mesh: Any, first: Callable[[int | None], str]) -> Any:
-    if not tf.is_symbolic_tensor(x) or not x.shape.rank:
+    if not _can_be_pinned(x) or not x.shape.rank:
         return x
-    pinned = dtensor.relayout(x, dtensor.Layout(
-        [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh))
+    pinned = _relayout(
+        x, [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)],
+        mesh)
     for name in _NOTES:
         note = getattr(x, name, None)
-        if note is not None:
+        if note is not None and pinned is not x:
             setattr(pinned, name, _pinned(note, mesh, first))
     return pinned
+
+
+def _relayout(x: Any, axes: Sequence[str], mesh: Any) -> Any:
+    if not tf.is_symbolic_tensor(x):
+        now = dtensor.fetch_layout(x)
+        mesh, axes = now.mesh, [
+            was if axis == dtensor.MATCH else axis
+            for was, axis in zip(now.sharding_specs, axes)]
+        if axes == now.sharding_specs:
+            return x
+    return dtensor.relayout(x, dtensor.Layout(axes, mesh))
