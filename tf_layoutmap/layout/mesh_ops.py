@@ -89,7 +89,8 @@ def _on_mesh(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_on_mesh, value))
     if isinstance(value, tf.Tensor):
-        return pinning.on_mesh(value)
+        # Its name first: all eager slices and concatenations come by here.
+        return "CUSTOM" in value.device and pinning.on_mesh(value)
     return isinstance(getattr(value, "layout", None), dtensor.Layout)
 
 
