@@ -57,7 +57,8 @@ def on_mesh(value: Any) -> bool:
 
 
 def _can_be_pinned(x: Any) -> bool:
-    return tf.is_symbolic_tensor(x) or on_mesh(x)
+    # While tracing, a tensor that is not symbolic is a constant of the function.
+    return tf.is_symbolic_tensor(x) or (tf.executing_eagerly() and on_mesh(x))
 
 
 def _pinned(x: Any, mesh: Any, first: Callable[[int | None], str]) -> Any:
