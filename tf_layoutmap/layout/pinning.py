@@ -57,7 +57,7 @@ def on_mesh(value: Any) -> bool:
 
 
 def _can_be_pinned(x: Any) -> bool:
-    # While tracing, a tensor that is not symbolic is a constant of the function.
+    # While tracing, a tensor that is not symbolic is a constant of the graph.
     return tf.is_symbolic_tensor(x) or (tf.executing_eagerly() and on_mesh(x))
 
 
