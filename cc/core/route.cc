@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "cc/core/check_ids.h"
@@ -111,18 +110,14 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
     Tid* const local_rows = out.local_rows.data();
     int32_t* const permutation = out.permutation.data();
     const Tid* const in = ids.data();
-    const auto for_ids = [=](auto local_row, auto with_inverse) {
+    partition.WithLocalRow([=](auto local_row) {
       for (int64_t i = begin; i < end; ++i) {
         const int32_t shard = shard_of[i];
         const int32_t k = next_slot[shard]++;
         local_rows[k] = static_cast<Tid>(local_row(in[i], shard));
         permutation[k] = static_cast<int32_t>(i);
-        if constexpr (with_inverse) shard_of[i] = k;
+        if (has_inverse) shard_of[i] = k;
       }
-    };
-    partition.WithLocalRow([=](auto local_row) {
-      if (has_inverse) return for_ids(local_row, std::true_type());
-      for_ids(local_row, std::false_type());
     });
   });
   return Status();
