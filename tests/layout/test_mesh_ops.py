@@ -59,12 +59,16 @@ ALWAYS = {"concat of features", "concat of samples", "reversed features",
           "reversed, some"}
 
 
+def divided_at(dim, rank):
+    return tuple("model" if d == dim else None for d in range(rank))
+
+
 def layouts_for(shape):
     rank = len(shape)
     yield (None,) * rank
     for dim, size in enumerate(shape):
         if size % 2 == 0:
-            yield tuple("model" if d == dim else None for d in range(rank))
+            yield divided_at(dim, rank)
 
 
 def step_of(function, place):
@@ -117,8 +121,7 @@ def test_what_comes_behind_moves_a_mesh_axis_rightly(name):
     function, x, y = PRODUCTS[name], numbers(4, 4, 4, 4), numbers(
         4, 4, 4, 4, seed=1)
     factors = numbers(4, 4, 4, 4, seed=2)
-    places = [tuple("model" if d == dim else None for d in range(4))
-              for dim in range(4)]
+    places = [divided_at(dim, 4) for dim in range(4)]
 
     def step(x, y, factors):
         with tf.GradientTape() as tape:
@@ -174,8 +177,8 @@ def test_a_mesh_axis_divides_different_dimensions_of_a_sum(name):
 
     wanted = step(*map(tf.constant, (x, y, factors)))
     for axes in itertools.product(*(
-            [tuple("model" if d == dim else None for d in range(rank))
-             for dim in range(rank)] for rank in (*ranks, factors.ndim))):
+            [divided_at(dim, rank) for dim in range(rank)]
+            for rank in (*ranks, factors.ndim))):
         with default_mesh(MESH):
             got = tf.function(step, autograph=False)(*(
                 to_mesh(value, layout_of(MESH, *at))
@@ -223,8 +226,8 @@ def test_after_an_error_functions_are_traced_for_the_host_again():
     with pytest.raises(KeyError), dtensor.default_mesh(MESH):
         raise KeyError
     x = numbers(4, 4)
-    product = tf.function(lambda x: tf.einsum("ab,ba->", x, x))
-    np.testing.assert_allclose(product(x), np.sum(x * x.T), 1e-5)
+    np.testing.assert_allclose(
+        tf.function(product("ab,ba->"))(x, x), np.sum(x * x.T), 1e-5)
     with dtensor.default_mesh(MESH):
         pass
 
@@ -287,9 +290,8 @@ def test_a_label_that_is_no_class_gives_nan_where_classes_are_divided():
 def test_a_mesh_axis_moves_to_any_other_dimension(shape):
     x, rank = numbers(*shape), len(shape)
     for here, there in itertools.permutations(range(rank), 2):
-        now, then = (layout_of(MESH, *(
-            "model" if d == dim else None for d in range(rank)))
-            for dim in (here, there))
+        now, then = (layout_of(MESH, *divided_at(dim, rank))
+                     for dim in (here, there))
         moved = dtensor.relayout(to_mesh(x, now), then)
         assert dtensor.fetch_layout(moved) == then
         np.testing.assert_array_equal(to_host(moved), x)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout import fit_checks, mesh_ops, pinning
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.pinning import on_mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -66,7 +67,7 @@ def _mesh_of_any_trace() -> Any:
     """Returns the mesh also inside TensorFlow's own `default_mesh`."""
     mesh = mesh_of_trace()
     # TensorFlow forgets to reset the mesh after an error, but not the device.
-    if mesh is None and "CUSTOM" in _tf_private.current_device():
+    if mesh is None and pinning.DEVICE in _tf_private.current_device():
         mesh = dtensor.get_default_mesh()
     return mesh
 
@@ -112,8 +113,6 @@ def _queued_error(mesh: Any) -> tf.errors.OpError | None:
                 found = error
     return found
 
-
-on_mesh = pinning.on_mesh
 
 # All that has to do with a mesh comes by this module first.
 mesh_ops.install(_mesh_of_any_trace)

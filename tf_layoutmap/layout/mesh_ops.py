@@ -39,7 +39,8 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
 
     Args:
       mesh_of_trace: Returns the `dtensor.Mesh` that this thread traces for, or
-        None, where the operations stay as they are.
+        None, where the operations stay as they are. Eagerly they do so unless
+        an argument is on a mesh.
     """
     global _installed
     with _lock:
@@ -58,29 +59,30 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
                  sparse_cross_entropy,
                  "SparseSoftmaxCrossEntropyWithLogits")):
             original = getattr(module, name)
-            wrapper = _wrapped(original, ours, mesh_of_trace)
+            mended = functools.partial(ours, original)
+            wrapper = _wrapped(original, mended, mesh_of_trace)
             for holder in _tf_private.modules_with(original, name):
                 setattr(holder, name, wrapper)
             # Has the same arguments, by keyword only.
             setattr(tf.raw_ops, raw, _wrapped(
-                getattr(tf.raw_ops, raw),
-                lambda _, *args, f=ours, op=original, **kwargs: f(
-                    op, *args, **kwargs), mesh_of_trace))
+                getattr(tf.raw_ops, raw), mended, mesh_of_trace))
         _installed = True
 
 
-def _wrapped(original: Callable[..., Any], ours: Callable[..., Any],
+def _wrapped(original: Callable[..., Any], mended: Callable[..., Any],
              mesh_of_trace: Callable[[], Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        mesh = None
-        if not tf.executing_eagerly():
+        if tf.executing_eagerly():
+            # Tensors on a mesh know theirs.
+            mesh = None
+            applies = any(map(_on_mesh, (*args, *kwargs.values())))
+        else:
             mesh = mesh_of_trace()
             applies = mesh is not None and not _of_a_dataset()
-        else:
-            applies = any(map(_on_mesh, (*args, *kwargs.values())))
-        return (ours(original, mesh, *args, **kwargs) if applies
-                else original(*args, **kwargs))
+        if not applies:
+            return original(*args, **kwargs)
+        return mended(mesh, *args, **kwargs)
 
     return wrapper
 
@@ -89,8 +91,7 @@ def _on_mesh(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_on_mesh, value))
     if isinstance(value, tf.Tensor):
-        # Its name first: all eager slices and concatenations come by here.
-        return "CUSTOM" in value.device and pinning.on_mesh(value)
+        return pinning.on_mesh(value)
     return isinstance(getattr(value, "layout", None), dtensor.Layout)
 
 

@@ -11,6 +11,10 @@ import tensorflow as tf
 
 dtensor = tf.experimental.dtensor
 
+# What the name of DTensor's device has in it. `dtensor.device_name()` tells the
+# whole, and makes that device where there is none.
+DEVICE = "CUSTOM"
+
 # What Keras hangs on tensors: the mask that goes with them, and the logits
 # that they were a softmax or sigmoid of, which losses prefer.
 _NOTES = ("_keras_mask", "_keras_logits")
@@ -52,8 +56,10 @@ def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
 
 def on_mesh(value: Any) -> bool:
     """Whether `value` is an eager tensor on a mesh."""
+    # The name first: all eager slices and concatenations come by here.
     return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
-            hasattr(value, "device") and dtensor.is_dtensor(value))
+            DEVICE in (getattr(value, "device", None) or "") and
+            dtensor.is_dtensor(value))
 
 
 def _can_be_pinned(x: Any) -> bool:
