@@ -31,6 +31,19 @@ TF_COPTS = COPTS + select({
     "//conditions:default": [],
 })
 
+# For the shared libraries that go into the package. -s: symbols that nobody
+# resolves are a third of them; whoever debugs builds --config=asan.
+LIBRARY_LINKOPTS = select({
+    "//cc:instrumented": [],
+    "//conditions:default": ["-Wl,-s"],
+})
+
+# A file for the linker and not a dependency, for which Bazel would write a folder
+# of the build into the library (RUNPATH). None is needed: TensorFlow's library is
+# in the process before ours.
+TF_LIBRARY = "@pip_deps//:libtensorflow_framework.so.2"
+TF_LINKOPTS = LIBRARY_LINKOPTS + ["$(location %s)" % TF_LIBRARY]
+
 # Extra flags per body of cc/core/simd. Never for a file that includes
 # TensorFlow, Eigen or the standard library's templates: the linker keeps one
 # copy of each inline function, and it could be one that this CPU cannot run.

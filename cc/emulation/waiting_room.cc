@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "cc/condition_wait.h"
+
 namespace layoutmap {
 
 class WaitingRoom::Ticket {
@@ -114,7 +116,7 @@ void WaitingRoom::State::Watch() {
       if (next == nullptr || ticket->deadline < next->deadline) next = ticket;
     }
     if (next == nullptr) {
-      deadlines_changed.wait(lock);
+      WaitOn(deadlines_changed, lock);
     } else if (next->deadline > Clock::now()) {
       deadlines_changed.wait_until(lock, next->deadline);
     } else {

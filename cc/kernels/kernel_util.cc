@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "cc/condition_wait.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/threadpool.h"
 
@@ -74,7 +75,7 @@ class SharedLoop {
     // The others are at their last blocks: about as short as falling asleep.
     for (int i = 0; i < 100 && !IsDone(); ++i) std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
-    all_done_.wait(lock, [this] { return IsDone(); });
+    while (!IsDone()) WaitOn(all_done_, lock);
     if (error_ != nullptr) std::rethrow_exception(error_);
   }
 

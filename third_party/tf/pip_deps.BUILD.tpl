@@ -1,4 +1,4 @@
-load("@rules_cc//cc:defs.bzl", "cc_import", "cc_library")
+load("@rules_cc//cc:defs.bzl", "cc_library")
 
 package(default_visibility = ["//visibility:public"])
 
@@ -34,17 +34,12 @@ cc_library(
     includes = ["tf_include"],
 )
 
-cc_import(
-    name = "tf_framework",
-    shared_library = "libtensorflow_framework.so.2",
-)
+# cc/copts.bzl says how the library is linked.
+exports_files(["libtensorflow_framework.so.2"])
 
 cc_library(
     name = "tf",
-    deps = [
-        ":tf_framework",
-        ":tf_headers",
-    ],
+    deps = [":tf_headers"],
 )
 
 cc_library(
