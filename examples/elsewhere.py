@@ -42,7 +42,10 @@ class _Refuse:
 def _without_tf_layoutmap() -> Iterator[None]:
     sys.meta_path.insert(0, _Refuse())
     yield
-    loaded = [name for name in sys.modules if "tf_layoutmap" in name]
+    # Not by substring: `pip install -e` leaves a module of its own behind; it
+    # has our name in its name, and nothing of ours in it.
+    loaded = [name for name in sys.modules
+              if name.partition(".")[0] == "tf_layoutmap"]
     maps = Path("/proc/self/maps")
     if maps.exists() and "_layoutmap_ops" in maps.read_text():
         loaded.append("_layoutmap_ops")

@@ -23,11 +23,17 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
     package = tmp_path / "tf_layoutmap"
     package.mkdir()
     (package / "__init__.py").touch()
-    for pattern in ("_op*.py", "_build_info.py", "*.so"):
+    for pattern in ("_op*.py", "_requirements.py", "_build_info.py", "*.so"):
         for file in PACKAGE.glob(pattern):
             if not (without and file.name.startswith(without)):
                 shutil.copy(file, package)
+    # `pip install -e` leaves a finder behind, which would find in the checkout
+    # what is left out here.
     program = textwrap.dedent(prelude) + textwrap.dedent("""
+        import sys
+        sys.meta_path[:] = [
+            finder for finder in sys.meta_path if not
+            getattr(finder, "__module__", "").startswith("__editable__")]
         try:
             import tf_layoutmap._ops
         except ImportError as error:

@@ -55,3 +55,11 @@ def test_a_way_around_the_refusal_is_found(tmp_path):
                        "    sys.modules['tf_layoutmap.smuggled'] = sys\n")
     with pytest.raises(RuntimeError, match="found a way in.*smuggled"):
         elsewhere.run(program)
+
+
+def test_the_finder_of_an_editable_install_is_no_way_in(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\ndef answer():\n"
+        "    sys.modules['__editable___tf_layoutmap_0_1_0_finder'] = sys\n")
+    elsewhere.run(program)
