@@ -130,13 +130,15 @@ setuptools.setup(
     if (HERE / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.14",
+    python_requires=">=3.11,<3.14",
     packages=setuptools.find_packages(include=[PACKAGE, PACKAGE + ".*"]),
     ext_modules=[setuptools.Extension(PACKAGE + "._native", sources=[])],
     cmdclass={"build_ext": BazelBuild},
     distclass=NativeDistribution,
     zip_safe=False,
-    install_requires=["absl-py", "numpy", "rich"],
+    # Keras may be required: there is one of it, and it requires no backend. Its
+    # minor version is compared at import, too.
+    install_requires=["absl-py", "keras>=3.15,<3.16", "numpy", "rich"],
     # `tensorflow` and `tensorflow-cpu` own the same files: requiring one would
     # overwrite the other, so the choice is the user's.
     extras_require={
@@ -152,5 +154,8 @@ setuptools.setup(
         "Operating System :: POSIX :: Linux",
         "Programming Language :: C++",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
     ],
 )

@@ -21,6 +21,7 @@ FLOORS = {
     "_lazy": 0,
     "_build_info": 0,
     "_private_names": 0,
+    "_requirements": 0,
     "partition": 0,
     "layout.key_matching": 0,
     "layout.fit_checks": 0,

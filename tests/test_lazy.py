@@ -1,7 +1,9 @@
 """The package's public names appear when they are asked for."""
 
+import json
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -26,3 +28,84 @@ def test_every_public_name_is_there():
 def test_a_name_that_is_not_there_is_an_attribute_error_with_the_others():
     with pytest.raises(AttributeError, match="'Shard'.*ShardedVariable"):
         tf_layoutmap.Shard  # noqa: B018
+
+
+# Prints, for each public name, what asking for it raises.
+ASK = """
+import json, sys, types
+
+class Hidden:
+    # As Python says it: for the first that it cannot find.
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow":
+            raise ModuleNotFoundError("No module", name="tensorflow")
+
+if "tensorflow" in sys.argv:
+    sys.meta_path.insert(0, Hidden())
+# TensorFlow itself asks whether there is a Keras.
+for name in {"keras", "tf_keras"} & set(sys.argv):
+    sys.modules[name] = None
+import tf_layoutmap
+said = {}
+
+def ask(module):
+    for name in module.__all__:
+        try:
+            value = getattr(module, name)
+        except Exception as error:
+            said[f"{module.__name__}.{name}"] = (
+                f"{type(error).__name__}: {error}")
+        else:
+            if isinstance(value, types.ModuleType) and (
+                    hasattr(value, "__all__")):
+                ask(value)
+
+ask(tf_layoutmap)
+print(json.dumps(said))
+"""
+
+
+def asked_without(*packages):
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *packages], capture_output=True, text=True,
+        timeout=120, check=True)
+    return json.loads(done.stdout)
+
+
+def public_names(module=tf_layoutmap):
+    names = set()
+    for name in module.__all__:
+        value = getattr(module, name)
+        if isinstance(value, types.ModuleType) and hasattr(value, "__all__"):
+            names |= public_names(value)
+        names.add(f"{module.__name__}.{name}")
+    return names
+
+
+@pytest.mark.parametrize("packages", [
+    ("tensorflow",), ("tensorflow", "keras"), ("tensorflow", "tf_keras")])
+def test_without_tensorflow_each_public_name_says_what_to_install(packages):
+    said = asked_without(*packages)
+    for name, sentence in said.items():
+        assert sentence.startswith("ImportError: tf_layoutmap"), (
+            name, sentence)
+        assert "which is not installed. Install it: pip install" in sentence
+    without = {"ShardedVariable", "TPUEmbedding", "layout_map_scope",
+               "dtensor.register_op", "layers.ShardedEmbedding",
+               "layers.TPUEmbedding", "emulation.enable", "LayoutMap",
+               "distribution.ModelParallel"}
+    assert {f"tf_layoutmap.{name}" for name in without} <= set(said)
+    # What needs no TensorFlow still works.
+    assert not {name for name in said if "partitioners" in name}
+
+
+def test_without_keras_what_needs_it_says_so_and_the_rest_works():
+    said = asked_without("keras")
+    assert "tf_layoutmap.ShardedVariable" not in said
+    assert "tf_layoutmap.TPUEmbedding" not in said
+    assert "tf_layoutmap.layers.ShardedEmbedding" in said
+    assert "tf_layoutmap.layout_map_scope" in said
+    for sentence in said.values():
+        assert "needs Keras 3, which is not installed" in sentence
+        assert 'pip install "keras==3.15.*"' in sentence
+    assert set(said) < public_names()

@@ -11,9 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
 
-SUPPORTED_VERSIONS = ("3.15",)
+# One minor version: what passes through our hooks changes with each. With 3.14
+# all names are there, and slot variables silently whole on every device.
+SUPPORTED_VERSIONS = (_requirements.KERAS,)
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -21,8 +24,8 @@ if keras.backend.backend() != "tensorflow":
         f"backend {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
         "before Keras is imported.")
 
-_NAMES = PrivateNames("Keras", "keras.src", keras.__version__,
-                      SUPPORTED_VERSIONS, '"keras=={}"')
+_NAMES = PrivateNames(
+    "Keras", "keras.src", keras.__version__, SUPPORTED_VERSIONS)
 _private = _NAMES.find
 _method = _NAMES.check_method
 _refuse = _NAMES.refusal

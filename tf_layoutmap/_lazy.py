@@ -1,13 +1,16 @@
 """Public names that are imported when they are first used.
 
 So the pure modules work, and report their errors, without TensorFlow, and
-`import tf_layoutmap` costs nothing.
+`import tf_layoutmap` costs nothing. What needs a package that is not installed
+says so, and how to install it.
 """
 
 import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from tf_layoutmap import _requirements
 
 
 def exports(package: str, homes: dict[str, str]) -> tuple[
@@ -25,7 +28,13 @@ def exports(package: str, homes: dict[str, str]) -> tuple[
                 f"Module {package!r} has no attribute {name!r}. Its public "
                 f"names are: {', '.join(sorted(homes))}.")
         module_name, _, attribute = homes[name].partition(":")
-        value = importlib.import_module(module_name)
+        try:
+            value = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = _requirements.not_installed(f"{package}.{name}", error)
+            if missing is None:
+                raise
+            raise missing from error
         if attribute:
             value = getattr(value, attribute)
         setattr(sys.modules[package], name, value)

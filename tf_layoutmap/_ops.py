@@ -15,20 +15,14 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from tf_layoutmap import _requirements
+from tf_layoutmap._requirements import minor as _minor
+
 _LIBRARY = pathlib.Path(__file__).with_name("_layoutmap_ops.so")
 _EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
 
 # TensorFlow turns the op name LayoutMap>RouteIds into this function name.
 _PREFIX = "layout_map_"
-
-
-def _minor(version: str) -> str:
-    """The part of a version that one build serves.
-
-    >>> _minor("2.21.0-rc1")
-    '2.21'
-    """
-    return ".".join(version.split(".")[:2])
 
 
 def _check_version(found: str, built_for: str) -> None:
@@ -60,18 +54,16 @@ def _not_built(missing: str) -> ImportError:
         "`pip install --no-build-isolation .`; otherwise reinstall the wheel.")
 
 
-def _import_tensorflow(built_for: str) -> types.ModuleType:
+def _import_tensorflow() -> types.ModuleType:
     try:
         return importlib.import_module("tensorflow")
     except ModuleNotFoundError as error:
         # Of TensorFlow itself only: one of its own dependencies missing is
         # another problem, and its own message names it.
-        if error.name != "tensorflow":
+        missing = _requirements.not_installed("tf_layoutmap", error)
+        if missing is None:
             raise
-        raise ImportError(
-            "tf_layoutmap needs TensorFlow, which is not installed. Install "
-            f'it: pip install "tensorflow-cpu=={_minor(built_for)}.*" (or '
-            "tensorflow).") from None
+        raise missing from None
 
 
 def _load() -> types.ModuleType:
@@ -85,7 +77,7 @@ def _load() -> types.ModuleType:
 
 def _load_library(path: pathlib.Path) -> types.ModuleType:
     built_for = _version_built_for()
-    tf = _import_tensorflow(built_for)
+    tf = _import_tensorflow()
     _check_version(tf.__version__, built_for)
     if not path.exists():
         raise _not_built(path.name)

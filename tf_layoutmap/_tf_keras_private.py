@@ -9,13 +9,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
 
-SUPPORTED_VERSIONS = ("2.21",)
+SUPPORTED_VERSIONS = (_requirements.TF_KERAS,)
 
 _NAMES = PrivateNames(
-    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSIONS,
-    '--no-deps "tf_keras=={}"')
+    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSIONS)
 
 # tf_keras makes weights without a value under its own scope for layouts, and
 # swaps each for a DVariable once its place in the model is known.

@@ -9,13 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
 
-SUPPORTED_VERSIONS = ("2.21",)
+SUPPORTED_VERSIONS = (_requirements.TENSORFLOW,)
 
 _PACKAGE = dict(
-    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSIONS,
-    install='"tensorflow=={}" (or tensorflow-cpu)')
+    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSIONS)
 _private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
 _DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)
 

@@ -15,7 +15,7 @@ def _interpreter(ctx):
         return str(own)
     found = ctx.which("python3")
     if not found:
-        fail("No Python: set PYTHON_BIN_PATH to an interpreter 3.10 to 3.13.")
+        fail("No Python: set PYTHON_BIN_PATH to an interpreter 3.11 to 3.13.")
     return str(found)
 
 def _pip_deps_impl(ctx):

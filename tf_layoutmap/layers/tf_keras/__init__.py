@@ -1,11 +1,12 @@
 """The layers of `tlm.layers` for models of tf_keras, which this imports."""
 
+from tf_layoutmap import _requirements
+
 try:
     import tf_keras as _tf_keras  # noqa: F401
-except ImportError as _error:
-    raise ImportError(
-        "tlm.layers.tf_keras needs tf_keras: pip install --no-deps "
-        '"tf_keras==2.21.*".') from _error
+except ModuleNotFoundError as _error:
+    raise _requirements.not_installed(
+        "tf_layoutmap.layers.tf_keras", _error) or _error from _error
 
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding

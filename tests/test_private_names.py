@@ -1,0 +1,102 @@
+"""Another version, or a class that somebody replaced, is refused at import."""
+
+import functools
+import importlib.util
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tf_layoutmap import _keras_private, _private_names, _tf_private
+
+PrivateNames = _private_names.PrivateNames
+
+
+def import_anew(door, package, version, monkeypatch):
+    """Runs the source of a door against a package of another version."""
+    monkeypatch.setattr(package, "__version__", version)
+    spec = importlib.util.find_spec(f"tf_layoutmap.{door}")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.mark.parametrize("door, package, title, version, install", [
+    ("_keras_private", keras, "Keras", "3.14.1", '"keras==3.15.*"'),
+    ("_keras_private", keras, "Keras", "3.12.4", '"keras==3.15.*"'),
+    ("_keras_private", keras, "Keras", "3.16.0", '"keras==3.15.*"'),
+    ("_keras_private", keras, "Keras", "4.0.0-dev", '"keras==3.15.*"'),
+    ("_tf_keras_private", tf_keras, "tf_keras", "2.20.1",
+     '--no-deps "tf_keras==2.21.*"'),
+    ("_tf_keras_private", tf_keras, "tf_keras", "2.22.0",
+     '--no-deps "tf_keras==2.21.*"'),
+    ("_tf_private", tf, "TensorFlow", "2.20.0",
+     '"tensorflow-cpu==2.21.*" (or tensorflow)'),
+])
+def test_a_version_with_all_the_names_is_refused_too(
+        door, package, title, version, install, monkeypatch):
+    """They do other things: with Keras 3.14 slot variables lay whole."""
+    with pytest.raises(ImportError) as error:
+        import_anew(door, package, version, monkeypatch)
+    sentence = str(error.value)
+    assert sentence.startswith(f"tf_layoutmap supports {title} ")
+    assert f"Received: {title} {version}." in sentence
+    assert sentence.endswith(
+        f"Install a supported one: pip install {install}.")
+
+
+@pytest.mark.parametrize("version", ["3.15.0", "3.15.7", "3.15.2-rc1"])
+def test_any_patch_version_is_accepted(version):
+    PrivateNames("Keras", "keras.src", version, ("3.15",))
+
+
+def test_the_versions_here_are_the_supported_ones():
+    assert keras.__version__.startswith(_keras_private.SUPPORTED_VERSIONS)
+    assert tf.__version__.startswith(_tf_private.SUPPORTED_VERSIONS)
+
+
+def somebody_elses(*args, **kwargs):
+    """What a program puts in the place of a class."""
+
+
+def test_a_replaced_class_is_said_to_be_replaced(monkeypatch):
+    monkeypatch.setattr(keras.layers, "Embedding", somebody_elses)
+    with pytest.raises(ImportError) as error:
+        import_anew("_keras_private", keras, keras.__version__, monkeypatch)
+    sentence = str(error.value)
+    assert "needs `keras.layers.Embedding` as Keras has it" in sentence
+    assert f"replaced it by `{__name__}.somebody_elses`" in sentence
+    assert "`_get_embeddings_with_merged_lora` is missing" in sentence
+    assert "from tf_layoutmap import layout_map_scope" in sentence
+    # Another version is no remedy for it.
+    assert "pip install" not in sentence
+
+
+def names_here():
+    return PrivateNames("Keras", "keras.src", keras.__version__, ("3.15",))
+
+
+def test_a_replaced_method_is_said_to_be_replaced(monkeypatch):
+    monkeypatch.setattr(keras.optimizers.Adagrad, "update_step", somebody_elses)
+    with pytest.raises(ImportError, match=(
+            r"needs `keras.optimizers.Adagrad.update_step` as.*replaced it by "
+            r".*somebody_elses")):
+        names_here().check_method(
+            keras.optimizers.Adagrad, "update_step", "gradient")
+
+
+def test_a_method_that_is_wrapped_in_the_usual_way_is_accepted(monkeypatch):
+    original = keras.optimizers.Adagrad.update_step
+
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(keras.optimizers.Adagrad, "update_step", wrapper)
+    names_here().check_method(
+        keras.optimizers.Adagrad, "update_step", "gradient")
+
+
+def test_a_method_that_the_package_itself_lacks_is_a_matter_of_versions():
+    with pytest.raises(ImportError, match=(
+            "where `Dense.no_such_method` is missing.*pip install")):
+        names_here().check_method(keras.layers.Dense, "no_such_method")
