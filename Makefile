@@ -41,6 +41,8 @@ $(VENV)/.packages: setup.py .ci/system_packages .ci/make_venv
 	bash .ci/make_venv $(VENV) $(PYTHON)
 	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF_MINOR).*" \
 	    "setuptools>=61" wheel pybind11
+	# Builds where it can be seen; pip, which shows nothing, finds it done.
+	$(RUN) setup.py -q build_ext --inplace
 	$(RUN) -m pip install -q --no-build-isolation \
 	    -e '.[$(TF_PACKAGE),datasets,develop]'
 	# Only tested where it is; it would pull `tensorflow` over tensorflow-cpu.
@@ -55,11 +57,12 @@ $(BUILT): $(VENV)/.packages $(NATIVE_SOURCES)
 build: $(BUILT)  ## Builds the native parts with Bazel, into tf_layoutmap/.
 
 .PHONY: demo
-demo: build  ## Trains, saves and serves a model: the main job.
+demo: build  ## Trains, saves and serves a model; DEMO_FLAGS=--fresh for a new one.
 	$(RUN) examples/next_identifier.py $(DEMO_FLAGS)
 
 .PHONY: test
 test: build  ## Runs all tests, C++ and Python.
+	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
 	$(RUN) -m pytest $(PYTEST_FLAGS)
 
@@ -72,9 +75,17 @@ bench: build  ## Measures against TensorFlow's own ops and the machine's roof.
 wheel: build  ## Makes a manylinux wheel in wheelhouse/.
 	bash .ci/wheel $(RUN)
 
+.PHONY: wheels
+wheels: build  ## Makes and tries a wheel for each Python 3.11 to 3.13 that is found.
+	bash .ci/wheels $(TF_PACKAGE) $(TF_MINOR)
+
+.PHONY: debian13
+debian13:  ## Builds, tests and runs the demo in a Debian 13 chroot; needs root.
+	bash .ci/debian13
+
 .PHONY: asan
 asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
-	bash .ci/system_packages build
+	bash .ci/system_packages build test
 	$(BAZEL) test --config=asan //cc/core/... //cc/emulation:all
 
 .PHONY: asan-ops
@@ -84,7 +95,7 @@ asan-ops: build  ## Runs the op tests over an ASan-built core inside TensorFlow.
 
 .PHONY: tsan
 tsan:  ## Runs the C++ tests under ThreadSanitizer.
-	bash .ci/system_packages build
+	bash .ci/system_packages build test
 	$(BAZEL) test --config=tsan //cc/core/... //cc/emulation:all
 
 .PHONY: fuzz

@@ -36,6 +36,14 @@ Received: TensorFlow {found} in {python}. Fix it with:
   pip install "tensorflow-cpu=={wanted}.*" """
 
 
+# What the largest files take with TensorFlow's headers, by GCC 14.
+BUILDING = """\
+Building tf_layoutmap's native parts with Bazel: about five minutes on two \
+cores the first time, seconds when little has changed. Each of the {cores} \
+cores here takes up to 2 GB of memory meanwhile, of {gigabytes:.0f} GB; \
+`echo "build --jobs=1" >> ~/.bazelrc` lets one core work alone."""
+
+
 def package_version() -> str:
     """Reads `__version__` without importing, which would need TensorFlow."""
     source = (HERE / PACKAGE / "__init__.py").read_text(encoding="utf-8")
@@ -48,6 +56,25 @@ def find_bazel() -> str:
     if not bazel:
         sys.exit(NO_BAZEL)
     return bazel
+
+
+def say_what_comes() -> None:
+    """One line before minutes of silence: `pip install` shows it with -v."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    print(BUILDING.format(cores=len(os.sched_getaffinity(0)),
+                          gigabytes=memory / 1e9), flush=True)
+
+
+def is_serving() -> bool:
+    """Whether a Bazel server for this folder is running."""
+    mine = f"--workspace_directory={HERE}".encode()
+    for process in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mine in process.read_bytes().split(b"\0"):
+                return True
+        except OSError:
+            continue  # It has ended, or is somebody else's.
+    return False
 
 
 def probe_environment(python: str) -> dict[str, str]:
@@ -86,9 +113,19 @@ class BazelBuild(build_ext.build_ext):
         bazel = find_bazel()
         python = os.environ.get("PYTHON_BIN_PATH") or sys.executable
         found = probe_environment(python)
-        status = subprocess.run(
-            [bazel, "build", "//cc:native"], cwd=HERE, check=False,
-            env=dict(os.environ, PYTHON_BIN_PATH=python)).returncode
+        say_what_comes()
+        # Whoever runs `setup.py build_ext`, as the Makefile does, soon builds
+        # again. Behind `pip install` nobody does, and 300 MB would stay.
+        leave_nothing = "build_ext" not in sys.argv and not is_serving()
+        progress = ["--show_progress"] if sys.stderr.isatty() else []
+        try:
+            status = subprocess.run(
+                [bazel, "build", *progress, "//cc:native"], cwd=HERE,
+                check=False,
+                env=dict(os.environ, PYTHON_BIN_PATH=python)).returncode
+        finally:
+            if leave_nothing:
+                subprocess.run([bazel, "shutdown"], cwd=HERE, check=False)
         if status != 0:
             sys.exit(f"error: `bazel build //cc:native` failed ({status}).")
         package = (HERE if self.inplace else

@@ -42,6 +42,8 @@ FLOORS = {
     "distribution": 4,
     "layers": 4,
     "server": 4,
+    "process_report": 4,
+    "__main__": 5,
     "": 5,  # tf_layoutmap/__init__.py
 }
 

@@ -35,6 +35,7 @@ _HOMES = {
     "layout_map_scope":
         "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
     "visualize_layout": "tf_layoutmap.layout.drawing:visualize_layout",
+    "describe_process": "tf_layoutmap.process_report:describe_process",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 __all__ = ["__version__", *_HOMES]

@@ -115,6 +115,8 @@ def _load_native() -> types.ModuleType:
 
 _library = _load()
 native = _load_native()
+# The TensorFlow that both were compiled against.
+BUILT_FOR = _version_built_for()
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -59,9 +59,7 @@ def run(report: Report, settings: Settings, *, data: str | None,
     saved = training.newest(folder)
     model = training.make_or_load(strategy, settings, table_rows, folder)
     _show_plan(report, model, replicas)
-    report.say(f"Resumed from {saved}, step "
-               f"{int(model.optimizer.iterations.numpy()):,}." if saved else
-               f"A new model, in {folder}.")
+    report.begin(saved, int(model.optimizer.iterations.numpy()), folder)
     if not training.train(model, clicks, table_rows, settings, folder):
         report.say(f"Nothing left to train: --epochs={settings.epochs}. "
                    "--fresh starts over.")

@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -30,6 +31,13 @@ class Report:
         """Prints a line."""
         # Broken by the terminal, not here: a path can be copied.
         self._console.print(escape(text), soft_wrap=True)
+
+    def begin(self, saved: str | Path | None, step: int,
+              folder: str | Path) -> None:
+        """Says whose training this is: a new one, or that of an earlier run."""
+        self.say(f"A new model, in {folder}." if not saved else
+                 f"Goes on from a model that was there, {saved}, step {step:,}."
+                 " --fresh starts over.")
 
     def table(self, title: str, columns: Sequence[str],
               rows: Iterable[Sequence[object]], *,

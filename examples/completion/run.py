@@ -87,8 +87,7 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
     training.claim_folder(folder, facts)
     checkpoints = training.Checkpoints(model, folder)
     restored = checkpoints.restore()
-    report.say(f"Resumed from {restored}, step {int(model.step):,}."
-               if restored else f"A new model, in {folder}.")
+    report.begin(restored, int(model.step), folder)
     sampler = BatchSampler(
         train_positions, vocabulary.counts, batch_size=settings.batch_size,
         num_negatives=settings.num_negatives, seed=settings.seed)

@@ -49,9 +49,7 @@ def run(report: Report, settings: Settings, *, data: str,
     model = training.make_or_load(
         layout_map, settings, len(text.characters), folder)
     report.say(str(layout_map.explain(model)))
-    report.say(f"Resumed from {saved}, step "
-               f"{int(model.optimizer.iterations):,}." if saved else
-               f"A new model, in {folder}.")
+    report.begin(saved, int(model.optimizer.iterations), folder)
     if not training.train(model, text.training, windows, settings, folder):
         report.say(f"Nothing left to train: --epochs={settings.epochs}. "
                    "--fresh starts over.")

@@ -54,7 +54,9 @@ def test_started_again_it_goes_on_from_the_newest_checkpoint(
     again = start(f"--data={sources}", f"--model_dir={model_dir}",
                   "--steps=60", "--batch_size=256")
     assert again.returncode == 0, again.stderr[-3000:]
-    assert "ckpt-60, step 60" in " ".join(again.stdout.split())
+    said = " ".join(again.stdout.split())
+    assert "Goes on from a model that was there" in said
+    assert "ckpt-60, step 60. --fresh starts over." in said
     assert "Nothing left to train" in again.stdout
     assert figures_of(again.stdout) == figures_of(first_run)
 

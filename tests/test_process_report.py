@@ -1,0 +1,113 @@
+"""`python -m tf_layoutmap` says what is here, and whether it works."""
+
+import functools
+import os
+import platform
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tf_layoutmap import _keras_private, _ops, process_report
+
+
+def started(program="", *, switch_off=True, without=()):
+    """Runs `python -m tf_layoutmap`, after `program`, as its main module."""
+    hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in without)
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("DTENSOR_")}
+    if not switch_off:
+        environment["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1"
+    return subprocess.run(
+        [sys.executable, "-c",
+         f"import runpy, sys\n{hidden}{program}\n"
+         "runpy.run_module('tf_layoutmap', run_name='__main__')"],
+        env=environment, capture_output=True, text=True, timeout=120,
+        check=False)
+
+
+def test_it_prints_versions_and_the_self_check_and_ends_with_0():
+    ended = subprocess.run(
+        [sys.executable, "-m", "tf_layoutmap"], capture_output=True, text=True,
+        timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    facts = dict(line.split(":", 1) for line in ended.stdout.splitlines()
+                 if ":" in line)
+    facts = {name: value.strip() for name, value in facts.items()}
+    assert facts["tf_layoutmap"] == (
+        f"{tlm.__version__}, built for TensorFlow {_ops.BUILT_FOR}")
+    assert facts["TensorFlow"] == tf.__version__
+    assert facts["Keras"] == keras.__version__
+    assert facts["numpy"] == np.__version__
+    assert facts["protobuf"][0].isdigit()
+    assert facts["tf_keras"][0].isdigit() or facts["tf_keras"] == (
+        "not installed")
+    assert facts["Python"].startswith(platform.python_version())
+    assert "libc" in facts["Platform"]
+    assert _ops.native.cpu_level() in facts["Processors"]
+    # On two devices: with one there is nothing to check.
+    assert facts["Self-check"].startswith("ok: 4 of 4 reads saw the write")
+
+
+def test_a_self_check_that_fails_ends_with_1():
+    # DTensor reads its switches once; `import tf_layoutmap` leaves alone what
+    # somebody has set.
+    ended = started("""
+import os
+os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1"
+os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
+""")
+    assert ended.returncode == 1, ended.stdout
+    assert "Self-check failed: DTensor must run without" in ended.stderr
+    assert "TensorFlow:     2.21" in ended.stdout
+
+
+@pytest.mark.parametrize("missing, sentence", [
+    ("tensorflow", 'pip install "tensorflow-cpu==2.21.*"'),
+    ("keras", 'pip install "keras==3.15.*"')])
+def test_what_is_missing_is_said_and_the_rest_is_printed(missing, sentence):
+    ended = started(without=[missing])
+    assert ended.returncode == 1
+    assert sentence in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert f"numpy:          {np.__version__}" in ended.stdout
+    title = {"tensorflow": "TensorFlow", "keras": "Keras"}[missing]
+    assert f"{title + ':':<16}not installed" in ended.stdout
+
+
+def test_another_version_of_keras_is_said_with_its_number():
+    ended = started('import keras\nkeras.__version__ = "3.14.1"')
+    assert ended.returncode == 1
+    assert "Received: Keras 3.14.1." in ended.stderr
+    assert "Keras:          3.14.1" in ended.stdout
+
+
+def somebody_elses(*args, **kwargs):
+    """Not ours: a test is outside of the package."""
+
+
+def test_what_is_replaced_is_found_wherever_it_is(monkeypatch):
+    before = set(process_report.replaced_names())
+    ours = tlm.describe_process  # Any function whose code is in the package.
+
+    @functools.wraps(keras.layers.Dense.call)
+    def wrapped(*args, **kwargs):
+        return somebody_elses(*args, **kwargs)
+
+    wrapped.__wrapped__ = ours
+    monkeypatch.setattr(keras.layers.Dense, "call", wrapped)
+    monkeypatch.setattr(keras.layers.Conv2D, "build", somebody_elses)
+    monkeypatch.setattr(_keras_private.backend_nn, "relu", ours)
+    monkeypatch.setattr(keras.Variable, "value", property(ours))
+    found = set(process_report.replaced_names()) - before
+    assert any("Dense.call" in name for name in found)
+    assert any("Variable.value" in name for name in found)
+    assert any(".nn.relu" in name or ".describe" in name or "relu" in name
+               for name in found)
+    assert not any("Conv2D" in name for name in found)
+    report = tlm.describe_process()
+    assert all(name in report for name in found)

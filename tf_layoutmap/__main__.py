@@ -1,0 +1,33 @@
+"""`python -m tf_layoutmap`: what is installed, and does it work?
+
+Prints what a bug report needs and runs the self-check. The exit status is 1
+when something is missing or wrong.
+"""
+
+import os
+import sys
+
+# TensorFlow's start-up notes would stand between the lines.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from tf_layoutmap import process_report
+
+
+def main() -> int:
+    # First: importing them may replace names.
+    problems = process_report.problems()
+    print(process_report.describe_process(), flush=True)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        return 1
+    try:
+        print(f"Self-check:     {process_report.check_process()}")
+    except RuntimeError as error:
+        print(f"Self-check failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

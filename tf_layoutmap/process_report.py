@@ -1,0 +1,160 @@
+"""What a bug report needs to say of the process it happened in."""
+
+import importlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_PACKAGE = str(pathlib.Path(__file__).parent) + os.sep
+_ROOTS = ("tensorflow", "keras", "tf_keras")
+# What changes results, or where they are computed; nothing that names a person
+# or a machine.
+_SWITCHES = ("DTENSOR_", "TF_ENABLE_", "TF_DETERMINISTIC", "TF_XLA_FLAGS",
+             "TF_NUM_", "TF_USE_LEGACY_KERAS", "XLA_FLAGS", "KERAS_BACKEND",
+             "CUDA_VISIBLE_DEVICES")
+
+
+def describe_process() -> str:
+    """Returns versions, machine, settings, and what is replaced in TensorFlow.
+
+    `python -m tf_layoutmap` prints it for a new process, and checks that one.
+    Called in your own program it says what holds there:
+
+    ```python
+    print(tlm.describe_process())
+    ```
+
+    Returns:
+      Lines of text. What is not installed, or does not load, says so in them.
+    """
+    lines = [f"{title + ':':<16}{value}" for title, value in _facts()]
+    replaced = replaced_names()
+    lines.append("Replaced in this process: " + (
+        "nothing" if not replaced else f"{len(replaced)} names"))
+    lines += [f"  {name}" for name in replaced]
+    return "\n".join(lines)
+
+
+def _facts() -> Iterator[tuple[str, str]]:
+    yield "tf_layoutmap", _own_version()
+    yield "TensorFlow", _version("tensorflow")
+    yield "Keras", _version("keras")
+    yield "tf_keras", _distribution_version("tf_keras")
+    yield "numpy", _version("numpy")
+    yield "protobuf", _version("google.protobuf")
+    yield "Python", f"{platform.python_version()} ({sys.executable})"
+    yield "Platform", f"{platform.platform()}, {' '.join(platform.libc_ver())}"
+    yield "Processors", f"{os.cpu_count()}, instruction set {_cpu_level()}"
+    yield "Environment", ", ".join(
+        f"{name}={value}" for name, value in sorted(os.environ.items())
+        if name.startswith(_SWITCHES)) or "nothing set"
+
+
+def _own_version() -> str:
+    package = importlib.import_module("tf_layoutmap")
+    try:
+        built_for = importlib.import_module("tf_layoutmap._ops").BUILT_FOR
+    except ImportError:
+        return f"{package.__version__}, native parts not loaded"
+    return f"{package.__version__}, built for TensorFlow {built_for}"
+
+
+def _version(module: str) -> str:
+    try:
+        return importlib.import_module(module).__version__
+    except ModuleNotFoundError as error:
+        return ("not installed" if error.name == module.partition(".")[0] else
+                f"does not import: {error}")
+    except ImportError as error:
+        return f"does not import: {error}"
+
+
+def _distribution_version(name: str) -> str:
+    """Without importing it: a program that does not use it should not."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_level() -> str:
+    try:
+        return importlib.import_module("tf_layoutmap._ops").native.cpu_level()
+    except ImportError as error:
+        return f"unknown ({error})"
+
+
+def replaced_names() -> list[str]:
+    """Returns what of TensorFlow, Keras and tf_keras is a function of ours.
+
+    Found by looking at all that is loaded, not kept in a list: nothing that is
+    replaced can be missing. What stands in several modules is named once.
+    """
+    places: dict[int, list[str]] = {}
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] not in _ROOTS or module is None:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if _is_ours(value):
+                places.setdefault(id(value), []).append(f"{name}.{attribute}")
+            elif isinstance(value, type) and value.__module__ == name:
+                for method, function in list(vars(value).items()):
+                    if _is_ours(function):
+                        places.setdefault(id(function), []).append(
+                            f"{name}.{value.__qualname__}.{method}")
+    return sorted(
+        first + (f" (and in {len(rest)} more places)" if rest else "")
+        for first, *rest in places.values())
+
+
+def _is_ours(value: Any) -> bool:
+    if isinstance(value, property):
+        value = value.fget
+    value = getattr(value, "__func__", value) if isinstance(
+        value, classmethod | staticmethod) else value
+    # Wrappers carry the names of what they wrap; their code cannot.
+    while isinstance(value, types.FunctionType):
+        if value.__code__.co_filename.startswith(_PACKAGE):
+            return True
+        value = getattr(value, "__wrapped__", None)
+    return False
+
+
+def problems() -> list[str]:
+    """Returns why public names cannot be used here: each reason once."""
+    package = importlib.import_module("tf_layoutmap")
+    found = {}
+    for name in package.__all__:
+        try:
+            value = getattr(package, name)
+            for inner in getattr(value, "__all__", ()):
+                if inner != "tf_keras":  # Optional.
+                    getattr(value, inner)
+        except ImportError as error:
+            # The name at its head tells one from the other.
+            found.setdefault(str(error).partition(" needs ")[2], str(error))
+    return list(found.values())
+
+
+def check_process() -> str:
+    """Runs the self-check of DTensor on two logical CPUs, or what there is.
+
+    Returns:
+      What was checked.
+
+    Raises:
+      RuntimeError: It failed.
+    """
+    tf = importlib.import_module("tensorflow")
+    try:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * 2)
+    except RuntimeError:
+        pass  # TensorFlow runs already, with the devices that it has.
+    return importlib.import_module("tf_layoutmap").layout.self_check()
