@@ -187,7 +187,6 @@ setuptools.setup(
         "develop": TEST + DEVELOP,
     },
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: C++",
         "Programming Language :: Python :: 3",

@@ -61,6 +61,13 @@ def ask(module):
                 ask(value)
 
 ask(tf_layoutmap)
+# What programs import by its full name.
+import importlib
+for name in ("sharded", "dtensor", "server", "layout", "emulation"):
+    try:
+        importlib.import_module(f"tf_layoutmap.{name}")
+    except Exception as error:
+        said[f"tf_layoutmap.{name}"] = f"{type(error).__name__}: {error}"
 print(json.dumps(said))
 """
 
@@ -93,7 +100,7 @@ def test_without_tensorflow_each_public_name_says_what_to_install(packages):
     without = {"ShardedVariable", "TPUEmbedding", "layout_map_scope",
                "dtensor.register_op", "layers.ShardedEmbedding",
                "layers.TPUEmbedding", "emulation.enable", "LayoutMap",
-               "distribution.ModelParallel"}
+               "distribution.ModelParallel", "sharded", "server"}
     assert {f"tf_layoutmap.{name}" for name in without} <= set(said)
     # What needs no TensorFlow still works.
     assert not {name for name in said if "partitioners" in name}

@@ -85,8 +85,8 @@ def _distribution_version(name: str) -> str:
 def _cpu_level() -> str:
     try:
         return importlib.import_module("tf_layoutmap._ops").native.cpu_level()
-    except ImportError as error:
-        return f"unknown ({error})"
+    except ImportError:
+        return "unknown"
 
 
 def replaced_names() -> list[str]:

@@ -11,11 +11,12 @@ with this module, and it is there.
 import json
 import os
 
-import tensorflow as tf
 from absl import app, flags
 
-# Loads the op library before the server starts.
+# Loads the op library before the server starts; says so without TensorFlow.
 from tf_layoutmap import _ops  # noqa: F401
+
+import tensorflow as tf  # isort: skip
 
 _CLUSTER = flags.DEFINE_string(
     "cluster", None, "Addresses of all processes as JSON: {job: [host:port]}. "
