@@ -33,8 +33,8 @@ BAZEL_FILES = BUILD WORKSPACE MODULE.bazel \
 
 .PHONY: help
 help:  ## Lists the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
-	    awk -F ':.*## ' '{ printf "  make %-9s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | \
+	    awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
 $(VENV)/.packages: setup.py .ci/system_packages .ci/make_venv
 	bash .ci/system_packages build
