@@ -14,6 +14,9 @@ from tf_layoutmap.embedding import config, ragged_ids, tables
 _FEATURE_COUNTS = (
     "num_samples", "num_ids", "num_dropped", "num_clipped", "num_truncated")
 
+# Of the marks of gradients: cc/core/token_steps.h.
+MARK_SHAPE = (64, 2)
+
 
 class HostEngine:
     """The steps in flight of one embedding.
@@ -88,17 +91,12 @@ class HostEngine:
         features: Sequence[ragged_ids.FeatureIds],
     ):
         """Hands the ids of one step over; `features` in the spec's order."""
-        ragged_ids.unify_id_types(features)
         with tf.device(self._handle.device):
             return _ops.enqueue_step(
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
                 training=tf.convert_to_tensor(training, tf.bool),
-                ids=[one.ids for one in features],
-                splits=[tf.cast(one.splits, tf.int64) for one in features],
-                num_samples=tf.stack(
-                    [tf.cast(one.num_samples, tf.int64) for one in features]),
-                weights=[one.weights for one in features])
+                **_batch(features))
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -109,12 +107,7 @@ class HostEngine:
             return _ops.dequeue_step(
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
-                shards=_handles(self._shards),
-                num_features=len(self._spec.features),
-                dims=[self._spec.table_of(one).dim
-                      for one in self._spec.features],
-                max_sequence_lengths=[one.max_sequence_length
-                                      for one in self._spec.features])
+                **self._what_to_look_up())
 
     def apply(
         self, replica: int, gradients: Sequence[tf.Tensor],
@@ -135,6 +128,54 @@ class HostEngine:
                 hyperparameters=list(hyperparameters),
                 **self._variables_to_update())
 
+    def open(
+        self, replica: int, features: Sequence[ragged_ids.FeatureIds],
+    ) -> dict[int, tf.Tensor]:
+        """Opens a lookup, which gradients may follow or not.
+
+        Returns:
+          By replica that this one acts for, a token: `[]` int64.
+        """
+        with tf.device(self._handle.device):
+            return {replica: _ops.open_step(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                **_batch(features))}
+
+    def look_up(
+        self, replica: int, tokens: dict[int, tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns the activations of an open lookup, one per feature."""
+        with tf.device(self._handle.device):
+            return _ops.look_up_step(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                token=tokens[replica], **self._what_to_look_up())
+
+    def follow(
+        self, replica: int, tokens: dict[int, tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Keeps gradients of a lookup until they are applied, or expire.
+
+        Returns:
+          Their mark, of `MARK_SHAPE`: marks are added up and scaled as
+          gradients are, and then given to `apply_followed`.
+        """
+        with tf.device(self._handle.device):
+            return _ops.follow_step(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                token=tokens[replica], gradients=list(gradients))
+
+    def apply_followed(
+        self, replica: int, marks: tf.Tensor,
+        hyperparameters: Sequence[tf.Tensor],
+    ):
+        """Applies what the marks of all replicas stand for, as one update."""
+        with tf.device(self._handle.device):
+            return _ops.apply_followed(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                marks=marks, hyperparameters=list(hyperparameters),
+                **self._variables_to_update())
+
     def land(self, replica: int = 0, *, always: bool = True):
         """Lands the update that pipelining holds back, if there is one.
 
@@ -146,6 +187,15 @@ class HostEngine:
             return _ops.land_update(
                 engine=self._handle, replica=tf.cast(replica, tf.int32),
                 always=always, **self._variables_to_update())
+
+    def _what_to_look_up(self) -> dict[str, Any]:
+        features = self._spec.features
+        return {
+            "shards": _handles(self._shards),
+            "num_features": len(features),
+            "dims": [self._spec.table_of(one).dim for one in features],
+            "max_sequence_lengths": [
+                one.max_sequence_length for one in features]}
 
     def _variables_to_update(self) -> dict[str, list[tf.Tensor]]:
         return {"shards": _handles(self._shards),
@@ -164,6 +214,8 @@ class HostEngine:
         return {
             "pending": found.pending.numpy().tolist(),
             "awaiting": found.awaiting.numpy().tolist(),
+            "open": found.num_open.numpy().tolist(),
+            "followed": found.num_followed.numpy().tolist(),
             "num_updates": int(found.num_updates),
             "poisoned": found.poisoned.numpy().decode(),
             "held": bool(found.held),
@@ -186,6 +238,16 @@ class HostEngine:
             "num_unique_rows": num_unique_rows,
             "unique_ratio": (
                 num_unique_rows / num_lookups if num_lookups else None)}
+
+
+def _batch(features: Sequence[ragged_ids.FeatureIds]) -> dict[str, Any]:
+    ragged_ids.unify_id_types(features)
+    return {
+        "ids": [one.ids for one in features],
+        "splits": [tf.cast(one.splits, tf.int64) for one in features],
+        "num_samples": tf.stack(
+            [tf.cast(one.num_samples, tf.int64) for one in features]),
+        "weights": [one.weights for one in features]}
 
 
 def _offsets(shards: Sequence[tf.Variable]) -> list[int]:

@@ -75,6 +75,44 @@ class WorkerEngine(HostEngine):
         for other in self._replicas.handled_by(replica):
             super().apply(other, gathered[other][0], last)
 
+    def open(
+        self, replica: int, features: Sequence[ragged_ids.FeatureIds],
+    ) -> dict[int, tf.Tensor]:
+        """Opens this replica's lookup, and those of other processes."""
+        gathered = _gather_inputs(
+            features, tf.constant(True), self._replicas.num_replicas)
+        tokens = {}
+        for other in self._replicas.handled_by(replica):
+            tokens.update(super().open(other, gathered[other][1]))
+        return tokens
+
+    def follow(
+        self, replica: int, tokens: dict[int, tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Keeps this replica's gradients, and those of other processes."""
+        gathered = _gather_gradients(
+            gradients, [], self._replicas.num_replicas)
+        marks = {other: super(WorkerEngine, self).follow(
+            other, tokens, gathered[other][0]) for other in tokens}
+        # In order, and none left out: the others' marks come from there.
+        with tf.control_dependencies(list(marks.values())):
+            return tf.identity(marks[replica])
+
+    def apply_followed(
+        self, replica: int, marks: tf.Tensor,
+        hyperparameters: Sequence[tf.Tensor],
+    ):
+        """Applies what the marks of the replicas of all processes stand for.
+
+        The hyperparameters of the last replica count, in all processes.
+        """
+        gathered = _gather_gradients(
+            [marks], hyperparameters, self._replicas.num_replicas)
+        _, last = gathered[-1]
+        for other in self._replicas.handled_by(replica):
+            super().apply_followed(other, gathered[other][0][0], last)
+
 
 def agree_on_first_values(
     variables: dict[str, dict[str, Any]], strategy: tf.distribute.Strategy,
