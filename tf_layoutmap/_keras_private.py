@@ -151,6 +151,14 @@ def is_abstract() -> bool:
     return in_stateless_scope() or in_symbolic_scope()
 
 
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Returns what an optimizer was given: a schedule, a callable, a variable.
+
+    `learning_rate` is what they give at the optimizer's own step.
+    """
+    return optimizer._learning_rate
+
+
 def applying_optimizer() -> keras.optimizers.Optimizer | None:
     """Returns the optimizer inside whose `apply` this is called, if any."""
     caller = next(iter(name_scope_callers()), None)

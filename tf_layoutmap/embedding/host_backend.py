@@ -129,26 +129,26 @@ class HostBackend:
 
     def open(
         self, features: Any, weights: Any,
-    ) -> tuple[dict[int, tf.Tensor], list[tf.Tensor]]:
+    ) -> tuple[host_engine.OpenLookup, list[tf.Tensor]]:
         """Looks up without a place in the order of steps.
 
         Returns:
-          Tokens for `follow`, if gradients come; and the activations, one
-          per feature.
+          The lookup for `follow`, if gradients come; and the activations,
+          one per feature.
         """
         replica = self._replicas.require_current("call")
-        tokens = self.engine.open(
+        lookup = self.engine.open(
             replica, self._read_features(features, weights))
-        return tokens, [
+        return lookup, [
             self._shapes.shape_activations(index, one) for index, one in
-            enumerate(self.engine.look_up(replica, tokens))]
+            enumerate(self.engine.look_up(replica, lookup))]
 
     def follow(
-        self, tokens: dict[int, tf.Tensor], gradients: Sequence[tf.Tensor],
+        self, lookup: host_engine.OpenLookup, gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark."""
         return self.engine.follow(
-            self._replicas.require_current("gradient"), tokens, [
+            self._replicas.require_current("gradient"), lookup, [
                 self._shapes.flatten_gradient(
                     index, gradient_checks.read_gradient(
                         self._spec.features[index], gradient,

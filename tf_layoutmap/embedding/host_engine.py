@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +16,19 @@ _FEATURE_COUNTS = (
 
 # Of the marks of gradients: cc/core/token_steps.h.
 MARK_SHAPE = (64, 2)
+
+
+class OpenLookup(NamedTuple):
+    """A lookup that gradients may follow.
+
+    Attributes:
+      engine: Handle of the engine in the graph of the lookup. Gradients of
+        control flow capture tensors of that graph, and no others.
+      tokens: By replica that the calling one acts for, `[]` int64.
+    """
+
+    engine: tf.Tensor
+    tokens: dict[int, tf.Tensor]
 
 
 class HostEngine:
@@ -130,28 +143,26 @@ class HostEngine:
 
     def open(
         self, replica: int, features: Sequence[ragged_ids.FeatureIds],
-    ) -> dict[int, tf.Tensor]:
-        """Opens a lookup, which gradients may follow or not.
-
-        Returns:
-          By replica that this one acts for, a token: `[]` int64.
-        """
+    ) -> OpenLookup:
+        """Opens a lookup, which gradients may follow or not."""
+        engine = self._handle
+        graph = tf.compat.v1.get_default_graph()
+        if not tf.executing_eagerly() and hasattr(graph, "capture"):
+            engine = graph.capture(engine)
         with tf.device(self._handle.device):
-            return {replica: _ops.open_step(
-                engine=self._handle, replica=tf.cast(replica, tf.int32),
-                **_batch(features))}
+            return OpenLookup(engine, {replica: _ops.open_step(
+                engine=engine, replica=tf.cast(replica, tf.int32),
+                **_batch(features))})
 
-    def look_up(
-        self, replica: int, tokens: dict[int, tf.Tensor],
-    ) -> list[tf.Tensor]:
+    def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
         """Returns the activations of an open lookup, one per feature."""
         with tf.device(self._handle.device):
             return _ops.look_up_step(
-                engine=self._handle, replica=tf.cast(replica, tf.int32),
-                token=tokens[replica], **self._what_to_look_up())
+                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica], **self._what_to_look_up())
 
     def follow(
-        self, replica: int, tokens: dict[int, tf.Tensor],
+        self, replica: int, lookup: OpenLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps gradients of a lookup until they are applied, or expire.
@@ -162,8 +173,8 @@ class HostEngine:
         """
         with tf.device(self._handle.device):
             return _ops.follow_step(
-                engine=self._handle, replica=tf.cast(replica, tf.int32),
-                token=tokens[replica], gradients=list(gradients))
+                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica], gradients=list(gradients))
 
     def apply_followed(
         self, replica: int, marks: tf.Tensor,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _ops
 from tf_layoutmap.embedding import ragged_ids, tables
-from tf_layoutmap.embedding.host_engine import HostEngine
+from tf_layoutmap.embedding.host_engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.replicas import Replicas
 
 # How long a process waits for the others, which may be writing a checkpoint.
@@ -77,24 +77,25 @@ class WorkerEngine(HostEngine):
 
     def open(
         self, replica: int, features: Sequence[ragged_ids.FeatureIds],
-    ) -> dict[int, tf.Tensor]:
+    ) -> OpenLookup:
         """Opens this replica's lookup, and those of other processes."""
         gathered = _gather_inputs(
             features, tf.constant(True), self._replicas.num_replicas)
-        tokens = {}
-        for other in self._replicas.handled_by(replica):
-            tokens.update(super().open(other, gathered[other][1]))
-        return tokens
+        opened = [super(WorkerEngine, self).open(other, gathered[other][1])
+                  for other in self._replicas.handled_by(replica)]
+        tokens = {other: token for one in opened
+                  for other, token in one.tokens.items()}
+        return OpenLookup(opened[0].engine, tokens)
 
     def follow(
-        self, replica: int, tokens: dict[int, tf.Tensor],
+        self, replica: int, lookup: OpenLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps this replica's gradients, and those of other processes."""
         gathered = _gather_gradients(
             gradients, [], self._replicas.num_replicas)
         marks = {other: super(WorkerEngine, self).follow(
-            other, tokens, gathered[other][0]) for other in tokens}
+            other, lookup, gathered[other][0]) for other in lookup.tokens}
         # In order, and none left out: the others' marks come from there.
         with tf.control_dependencies(list(marks.values())):
             return tf.identity(marks[replica])

@@ -13,6 +13,8 @@ from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.embedding.tpu_engine import replicate_context
 from tf_layoutmap.layers import keras_rs_configs
+from tf_layoutmap.layers.host_table import HOST
+from tf_layoutmap.layers.scheduled_rate import ScheduledRate
 
 
 class EmbeddingSteps:
@@ -47,6 +49,8 @@ class EmbeddingSteps:
         """
         self._layer = layer
         feature_config = keras_rs_configs.read(feature_config)
+        optimizer = keras_rs_configs.read_optimizer(
+            optimizer, f"(layer {layer!r})")
         self.feature_config = feature_config
         self.optimizer = optimizer
         self.out_of_range = out_of_range
@@ -56,6 +60,16 @@ class EmbeddingSteps:
             rounding_seed=rounding_seed)
         self.rounding_seed = rounding_seed
         self.spec = self.embedding._state.spec
+        self._schedules = [
+            table.optimizer.learning_rate for table in self.spec.tables
+            if table.optimizer is not None and isinstance(
+                table.optimizer.learning_rate, ScheduledRate)]
+        if self._schedules and self.is_on_tpu:
+            raise ValueError(
+                "The learning rate of a table on a TPU must be a number or a "
+                "callable without arguments; a schedule is for the host "
+                f"engine. Received: {self._schedules[0].schedule!r} (layer "
+                f"{layer!r}).")
         # Of a TPU, by replica: the call that a tape may ask for gradients,
         # and these.
         self._latest_call: dict[int, object] = {}
@@ -68,8 +82,19 @@ class EmbeddingSteps:
 
     def build(self):
         """Makes the tables; on a TPU the first step does, from its sizes."""
-        if not self.is_on_tpu:
-            self.embedding.build()
+        if self.is_on_tpu:
+            return
+        self.embedding.build()
+        if not self._schedules:
+            return
+        with tf.init_scope(), tf.device(HOST):
+            # Of no strategy: one for all replicas. An attribute of the
+            # embedding, so that checkpoints have it.
+            self.embedding.schedule_updates = _tf_private.ResourceVariable(
+                tf.constant(0, tf.int64), trainable=False,
+                name="schedule_updates")
+        for schedule in self._schedules:
+            schedule.updates = self.embedding.schedule_updates
 
     @property
     def layer_name(self) -> str:
@@ -97,6 +122,9 @@ class EmbeddingSteps:
         """
         if training:
             return True
+        # `tf.recompute_grad` asks for the gradients of what its first run
+        # uses, where no tape records.
+        _tf_private.variable_accessed(getattr(weight, "value", weight))
         return _tf_private.could_possibly_record() and (
             _tf_private.should_record_backprop(
                 [tf.convert_to_tensor(weight)]))
@@ -156,8 +184,8 @@ class EmbeddingSteps:
             found = tf.nest.flatten(self.embedding.dequeue(name=self._layer))
             take = self._of_last_call(replica)
         else:
-            tokens, found = state.backend.open(inputs, weights)
-            take = functools.partial(state.backend.follow, tokens)
+            lookup, found = state.backend.open(inputs, weights)
+            take = functools.partial(state.backend.follow, lookup)
         flat = self._connect(take, step, *found)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
 
@@ -176,6 +204,10 @@ class EmbeddingSteps:
         """
         if not self.is_on_tpu:
             self.embedding._state.backend.apply_followed(marks)
+            if self._schedules and (
+                    self.embedding._state.replicas.is_last_here(
+                        self._replica("apply"))):
+                self.embedding.schedule_updates.assign_add(1)
             return
         if not self._is_in_program():
             raise ValueError(
@@ -215,7 +247,8 @@ class EmbeddingSteps:
 
     def _cut(self, inputs, weights):
         features = dict(structure.flatten_with_paths(self.feature_config))
-        if not any(hasattr(one, "max_ids") for one in features.values()):
+        if weights is None and not any(
+                hasattr(one, "max_ids") for one in features.values()):
             return inputs, weights
         pairs = [
             keras_rs_configs.cut(features.get(path), ids, weight)
@@ -223,7 +256,8 @@ class EmbeddingSteps:
                 structure.flatten_with_paths(inputs),
                 structure.flatten_weights(weights, inputs, like="inputs"))]
         flat, flat_weights = zip(*pairs)
-        return (tf.nest.pack_sequence_as(inputs, flat), weights and
+        return (tf.nest.pack_sequence_as(inputs, flat),
+                None if weights is None else
                 tf.nest.pack_sequence_as(inputs, flat_weights))
 
     def _replica(self, method: str) -> int:

@@ -7,7 +7,10 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layers import flavours, missing_gradients
-from tf_layoutmap.layers.tpu_embedding_core import TPUEmbeddingCore
+from tf_layoutmap.layers.tpu_embedding_core import (
+    TPUEmbeddingCore,
+    read_feature_config,
+)
 
 
 class _StepWeight(keras.Variable):
@@ -103,7 +106,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, feature_config: Any, optimizer: Any = None, *,
+    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
+                 feature_configs: Any = None, table_stacking: Any = "auto",
                  partitioner: Any = None, out_of_range: str = "error",
                  table_dtypes: Any = None, rounding_seed: int = 0,
                  **kwargs: Any):
@@ -113,8 +117,13 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
           feature_config: Nested structure of
             `tf.tpu.experimental.embedding.FeatureConfig`, or of
             `keras_rs.layers.FeatureConfig`.
-          optimizer: Of tables that bring none; None for tables that only
-            serve, with `trainable=False`.
+          optimizer: Of tables that bring none: one of
+            `tf.tpu.experimental.embedding`, a Keras optimizer or its name;
+            None for tables that only serve, with `trainable=False`.
+          feature_configs: Another name of `feature_config`, that of
+            `keras_rs.layers.DistributedEmbedding`.
+          table_stacking: Of keras-rs: which tables a SparseCore keeps as one.
+            It changes no result, and nothing here.
           partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
           out_of_range: As of `tlm.TPUEmbedding`.
           table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
@@ -132,9 +141,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self.supports_jit = False
         self.autocast = False
         self._make_steps(
-            feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range, table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed)
+            read_feature_config(feature_config, feature_configs,
+                                table_stacking, self.name),
+            optimizer, partitioner=partitioner, out_of_range=out_of_range,
+            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""

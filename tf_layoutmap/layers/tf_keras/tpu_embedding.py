@@ -10,7 +10,10 @@ from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.layers import flavours, missing_gradients
 from tf_layoutmap.layers.host_table import HOST
 from tf_layoutmap.layers.tf_keras import optimizer_hooks
-from tf_layoutmap.layers.tpu_embedding_core import TPUEmbeddingCore
+from tf_layoutmap.layers.tpu_embedding_core import (
+    TPUEmbeddingCore,
+    read_feature_config,
+)
 
 
 class StepVariable(_tf_private.ResourceVariable):
@@ -79,7 +82,8 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, feature_config: Any, optimizer: Any = None, *,
+    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
+                 feature_configs: Any = None, table_stacking: Any = "auto",
                  partitioner: Any = None, out_of_range: str = "error",
                  table_dtypes: Any = None, rounding_seed: int = 0,
                  **kwargs: Any):
@@ -87,9 +91,10 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         # Ids must not become float16.
         super().__init__(**{"autocast": False, **kwargs})
         self._make_steps(
-            feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range, table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed)
+            read_feature_config(feature_config, feature_configs,
+                                table_stacking, self.name),
+            optimizer, partitioner=partitioner, out_of_range=out_of_range,
+            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
@@ -101,7 +106,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
                 f"Layer {self.name!r} does not train on a TPU in tf_keras; "
                 "tlm.layers.TPUEmbedding of Keras 3 does.")
         with tf.init_scope():
-            self.embedding.build()
+            self._steps.build()
             with tf.device(HOST):
                 marks = StepVariable(
                     tf.zeros(self._steps.mark_shape), name="marks",
