@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap.embedding import ragged_ids
 from tf_layoutmap.layers.scheduled_rate import ScheduledRate
 
 _tpu = tf.tpu.experimental.embedding
@@ -97,7 +98,7 @@ def cut(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     if max_ids is None:
         return ids, weights
     if isinstance(ids, tf.SparseTensor):
-        return _cut_sparse(ids, weights, max_ids)
+        return _cut_sparse(feature, ids, weights, max_ids)
     if isinstance(ids, tf.RaggedTensor):
         if weights is not None:
             weights = weights[:, :max_ids]
@@ -139,7 +140,7 @@ def _to_ragged(ids, weights, max_ids, where):
     return ragged, ragged.with_values(tf.reshape(weights, [-1]))
 
 
-def _cut_sparse(ids, weights, max_ids):
+def _cut_sparse(feature, ids, weights, max_ids):
     """The first ids of each sample, wherever in it they are."""
     samples = ids.indices[:, 0]
     positions = tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
@@ -147,10 +148,9 @@ def _cut_sparse(ids, weights, max_ids):
     kept = positions < max_ids
     if isinstance(weights, tf.SparseTensor):
         # All of them are compared with the ids, before any is left out.
-        check = tf.debugging.assert_equal(
-            ids.indices, weights.indices,
-            "Weights of a sparse input must have the indices of its ids.")
-        with tf.control_dependencies([] if check is None else [check]):
+        places = ragged_ids.same_places(
+            feature, "indices", ids.indices, weights.indices)
+        with tf.control_dependencies([places]):
             kept = tf.identity(kept)
         weights = tf.sparse.retain(weights, kept)
     return tf.sparse.retain(ids, kept), weights
