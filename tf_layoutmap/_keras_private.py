@@ -129,6 +129,7 @@ for _name in ("assign", "assign_add", "assign_sub"):
 # variable's `assign`, whatever the optimizer: a table then trains itself.
 _method(BaseOptimizer, "_overwrite_variables_directly_with_gradients",
         "grads", "vars")
+_method(BaseOptimizer, "_filter_empty_gradients", "grads", "vars")
 _method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
 _method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")
@@ -151,6 +152,14 @@ def calling_layer() -> keras.layers.Layer | None:
 def is_abstract() -> bool:
     """Whether Keras is only tracing shapes in this thread."""
     return in_stateless_scope() or in_symbolic_scope()
+
+
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Returns what an optimizer was given: a schedule, a callable, a variable.
+
+    `learning_rate` is what they give at the optimizer's own step.
+    """
+    return optimizer._learning_rate
 
 
 def applying_optimizer() -> keras.optimizers.Optimizer | None:
@@ -180,6 +189,27 @@ def unscale_gradients_of(kind: type[keras.Variable]) -> None:
 
     LossScaleOptimizer._overwrite_variable_with_gradient = overwrites_but_kind
     LossScaleOptimizer.check_finite = check_finite_slices
+
+
+@functools.cache
+def require_gradients_of(kind: type[keras.Variable]) -> None:
+    """Makes optimizers refuse a step in which `kind` has no gradient.
+
+    They would leave it out, with a warning at most.
+
+    Args:
+      kind: Has a method `missing_gradient()`, which returns what to say.
+    """
+    filter_empty = BaseOptimizer._filter_empty_gradients
+
+    def filter_all_but_kind(self, grads, trainable_variables):
+        grads, variables = list(grads), list(trainable_variables)
+        for gradient, variable in zip(grads, variables):
+            if gradient is None and isinstance(variable, kind):
+                raise ValueError(variable.missing_gradient())
+        return filter_empty(self, grads, variables)
+
+    BaseOptimizer._filter_empty_gradients = filter_all_but_kind
 
 
 @functools.cache

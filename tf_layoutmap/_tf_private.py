@@ -42,6 +42,11 @@ is_xla_graph = _private(
 # themselves.
 variable_accessed = _private("eager.tape", "variable_accessed")
 
+# Whether a tape records what is computed from a tensor: so a layer knows that
+# gradients may be asked for, whatever it was told.
+could_possibly_record = _private("eager.record", "could_possibly_record")
+should_record_backprop = _private("eager.record", "should_record_backprop")
+
 # Lets functions run several of our reads of one variable at the same time.
 register_read_only_op = _private(
     "framework.auto_control_deps_utils", "register_read_only_resource_op")

@@ -106,6 +106,22 @@ class Trainer {
 
   Status Enqueue(int32_t replica, const TestBatch& batch,
                  bool training = true) {
+    return WithFeatures(batch, [&](const auto& features) {
+      return engine_->Enqueue(replica, training, features, parallel_for);
+    });
+  }
+
+  std::shared_ptr<const Batch> MakeBatch(const TestBatch& batch) {
+    std::shared_ptr<const Batch> made;
+    const Status status = WithFeatures(batch, [&](const auto& features) {
+      return engine_->MakeBatch(features, &made);
+    });
+    EXPECT_TRUE(status.ok()) << status.message();
+    return made;
+  }
+
+  template <typename Use>
+  Status WithFeatures(const TestBatch& batch, const Use& use) {
     std::vector<std::vector<int64_t>> ids(batch.size()), splits(batch.size());
     std::vector<std::vector<float>> weights(batch.size());
     std::vector<FeatureInput<int64_t>> features(batch.size());
@@ -123,7 +139,34 @@ class Trainer {
       features[f].num_samples = batch[f].ids.size();
       features[f].weights = weights[f];
     }
-    return engine_->Enqueue(replica, training, features, parallel_for);
+    return use(features);
+  }
+
+  static BatchGradients MakeGradients(Values gradients) {
+    BatchGradients batch;
+    auto values = std::make_shared<Values>(std::move(gradients));
+    for (const std::vector<float>& value : *values) {
+      batch.features.push_back(value);
+    }
+    batch.keep_alive = values;
+    return batch;
+  }
+
+  // Runs an update on the tables.
+  Status Update(const HostEngine::Step& step,
+                float learning_rate = kLearningRate) {
+    const std::vector<float> hyperparameters = {learning_rate};
+    std::unique_lock<std::shared_mutex> lock(tables_mutex_);
+    std::vector<HostEngine::TableViews> views(tables_.size());
+    for (size_t t = 0; t < views.size(); ++t) {
+      views[t].table = tables_[t].MutableView();
+      if (NumSlots(config_.tables[t].optimizer) == 1) {
+        views[t].slots.push_back(accumulators_[t].MutableView());
+      }
+      views[t].hyperparameters = hyperparameters;
+    }
+    return engine_->Update(step, views, RowKernelsFor(CurrentCpuLevel()),
+                           parallel_for);
   }
 
   Status Dequeue(int32_t replica, Values* activations = nullptr) {
@@ -147,30 +190,11 @@ class Trainer {
 
   Status Apply(int32_t replica, Values gradients,
                float learning_rate = kLearningRate) {
-    BatchGradients batch;
-    auto values = std::make_shared<Values>(std::move(gradients));
-    for (const std::vector<float>& value : *values) {
-      batch.features.push_back(value);
-    }
-    batch.keep_alive = values;
     std::shared_ptr<HostEngine::Step> step;
-    LM_RETURN_IF_ERROR(engine_->BeginApply(replica, std::move(batch), &step));
+    LM_RETURN_IF_ERROR(engine_->BeginApply(
+        replica, MakeGradients(std::move(gradients)), &step));
     if (step == nullptr) return Status();
-    const std::vector<float> hyperparameters = {learning_rate};
-    Status status;
-    {
-      std::unique_lock<std::shared_mutex> lock(tables_mutex_);
-      std::vector<HostEngine::TableViews> views(tables_.size());
-      for (size_t t = 0; t < views.size(); ++t) {
-        views[t].table = tables_[t].MutableView();
-        if (NumSlots(config_.tables[t].optimizer) == 1) {
-          views[t].slots.push_back(accumulators_[t].MutableView());
-        }
-        views[t].hyperparameters = hyperparameters;
-      }
-      status = engine_->Update(*step, views, RowKernelsFor(CurrentCpuLevel()),
-                               parallel_for);
-    }
+    const Status status = Update(*step, learning_rate);
     engine_->FinishApply(replica, status.ok());
     return status;
   }

@@ -48,6 +48,26 @@ void HostEngine::DropFinishedSteps() {
 }
 
 void HostEngine::CountBatch(const Batch& batch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CountBatchLocked(batch);
+}
+
+void HostEngine::CountUpdate(const std::vector<TableStep>& tables) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CountRowsLocked(tables);
+  ++num_updates_;
+}
+
+void HostEngine::CountRowsLocked(const std::vector<TableStep>& tables) {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    table_counts_[t].num_lookups +=
+        static_cast<int64_t>(tables[t].gradient_of.size());
+    table_counts_[t].num_unique_rows +=
+        static_cast<int64_t>(tables[t].rows.size());
+  }
+}
+
+void HostEngine::CountBatchLocked(const Batch& batch) {
   for (size_t f = 0; f < batch.size(); ++f) {
     const IdCounts& counts = batch[f].counts();
     FeatureCounts& total = feature_counts_[f];
@@ -162,14 +182,7 @@ Status HostEngine::EnqueueBatch(int32_t replica, bool training,
   }
 
   if (complete != nullptr && training) {
-    const int64_t num_tables = static_cast<int64_t>(config_.tables.size());
-    complete->tables.resize(num_tables);
-    parallel_for(num_tables, 1000000, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        complete->tables[t] =
-            PrepareTable(config_, static_cast<int32_t>(t), complete->batches);
-      }
-    });
+    PrepareTables(config_, complete->batches, parallel_for, &complete->tables);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   // A reset may have come in between and dropped the step.
@@ -177,15 +190,8 @@ Status HostEngine::EnqueueBatch(int32_t replica, bool training,
   if (step != nullptr && step->batches[replica] == batch) {
     step->published[replica] = true;
   }
-  CountBatch(*batch);
-  if (complete != nullptr) {
-    for (size_t t = 0; t < complete->tables.size(); ++t) {
-      table_counts_[t].num_lookups +=
-          static_cast<int64_t>(complete->tables[t].gradient_of.size());
-      table_counts_[t].num_unique_rows +=
-          static_cast<int64_t>(complete->tables[t].rows.size());
-    }
-  }
+  CountBatchLocked(*batch);
+  if (complete != nullptr) CountRowsLocked(complete->tables);
   return Status();
 }
 
@@ -275,6 +281,12 @@ HostEngine::Description HostEngine::Describe() const {
   return d;
 }
 
+template Status HostEngine::MakeBatch<int32_t>(
+    const std::vector<FeatureInput<int32_t>>&,
+    std::shared_ptr<const Batch>*) const;
+template Status HostEngine::MakeBatch<int64_t>(
+    const std::vector<FeatureInput<int64_t>>&,
+    std::shared_ptr<const Batch>*) const;
 template Status HostEngine::Enqueue<int32_t>(
     int32_t, bool, const std::vector<FeatureInput<int32_t>>&,
     const ParallelFor&);

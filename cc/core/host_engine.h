@@ -76,6 +76,16 @@ class HostEngine {
                       std::shared_ptr<const Batch> batch,
                       const ParallelFor& parallel_for);
 
+  // Checks the ids of a batch and finds their rows and gains.
+  template <typename Tid>
+  Status MakeBatch(const std::vector<FeatureInput<Tid>>& features,
+                   std::shared_ptr<const Batch>* batch) const;
+
+  // For steps that are kept elsewhere (cc/core/token_steps.h): what `Describe`
+  // tells of batches and updates.
+  void CountBatch(const Batch& batch);
+  void CountUpdate(const std::vector<TableStep>& tables);
+
   // Whether the replica's queue takes another step.
   bool HasRoom(int32_t replica) const;
 
@@ -121,17 +131,13 @@ class HostEngine {
   explicit HostEngine(EngineConfig config);
 
   Status CheckCall(int32_t replica) const;
-  template <typename Tid>
-  Status MakeBatch(const std::vector<FeatureInput<Tid>>& features,
-                   std::shared_ptr<const Batch>* batch) const;
   Status Publish(int32_t replica, bool training,
                  std::shared_ptr<const Batch> batch,
                  std::shared_ptr<Step>* complete);
-  Status CheckGradients(const Batch& batch,
-                        const BatchGradients& gradients) const;
   std::shared_ptr<Step> StepAt(int64_t number) const;
   void DropFinishedSteps();
-  void CountBatch(const Batch& batch);
+  void CountBatchLocked(const Batch& batch);
+  void CountRowsLocked(const std::vector<TableStep>& tables);
   bool IsUpdating() const;
 
   const EngineConfig config_;
@@ -151,12 +157,14 @@ class HostEngine {
 // before the batch of the replica that completes the step can be dequeued.
 struct HostEngine::Step {
   bool training = true;
-  std::vector<std::shared_ptr<const Batch>> batches;  // by replica
-  std::vector<bool> published;                        // by replica
+  // By replica; of token steps by lookup, then by replica, as the gradients.
+  std::vector<std::shared_ptr<const Batch>> batches;
+  std::vector<bool> published;  // by replica
   int32_t num_enqueued = 0;
   int32_t num_finished = 0;  // replicas that need nothing more of this step
   std::vector<TableStep> tables;
-  std::vector<BatchGradients> gradients;            // by replica
+  std::vector<BatchGradients> gradients;  // by replica
+  std::vector<float> factors;             // of the gradients of token steps
   std::vector<std::vector<float>> hyperparameters;  // by table
 };
 

@@ -10,21 +10,6 @@ namespace layoutmap {
 
 using std::to_string;
 
-Status HostEngine::CheckGradients(const Batch& batch,
-                                  const BatchGradients& gradients) const {
-  for (size_t f = 0; f < batch.size(); ++f) {
-    const int64_t expected = batch[f].num_outputs() * config_.dim_of_feature(f);
-    if (gradients.features[f].size() != expected) {
-      return InvalidArgument("Feature '" + config_.features[f].feature +
-                             "': its gradient must be shaped like its "
-                             "activation, " +
-                             to_string(expected) + " values. Received: " +
-                             to_string(gradients.features[f].size()));
-    }
-  }
-  return Status();
-}
-
 Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
                               std::shared_ptr<Step>* update) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -43,7 +28,8 @@ Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
                   "in the same function and under the same name");
   }
   std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
-  LM_RETURN_IF_ERROR(CheckGradients(*step->batches[replica], gradients));
+  LM_RETURN_IF_ERROR(
+      CheckGradients(config_, *step->batches[replica], gradients));
   const bool is_last = step->num_finished + 1 == config_.num_replicas;
   if (is_last && IsUpdating()) {
     return NotYet("`apply_gradients` of replica " + to_string(replica) +

@@ -1,5 +1,6 @@
 #include "cc/core/step.h"
 
+#include <string>
 #include <utility>
 
 #include "cc/core/unique_rows.h"
@@ -84,6 +85,34 @@ TableStep PrepareTable(
   step.rows = std::move(unique.rows);
   step.splits = std::move(unique.splits);
   return step;
+}
+
+void PrepareTables(const EngineConfig& config,
+                   const std::vector<std::shared_ptr<const Batch>>& batches,
+                   const ParallelFor& parallel_for,
+                   std::vector<TableStep>* tables) {
+  const int64_t num_tables = static_cast<int64_t>(config.tables.size());
+  tables->resize(num_tables);
+  parallel_for(num_tables, 1000000, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      (*tables)[t] = PrepareTable(config, static_cast<int32_t>(t), batches);
+    }
+  });
+}
+
+Status CheckGradients(const EngineConfig& config, const Batch& batch,
+                      const BatchGradients& gradients) {
+  for (size_t f = 0; f < batch.size(); ++f) {
+    const int64_t expected = batch[f].num_outputs() * config.dim_of_feature(f);
+    if (gradients.features[f].size() != expected) {
+      return InvalidArgument("Feature '" + config.features[f].feature +
+                             "': its gradient must be shaped like its "
+                             "activation, " +
+                             std::to_string(expected) + " values. Received: " +
+                             std::to_string(gradients.features[f].size()));
+    }
+  }
+  return Status();
 }
 
 std::vector<const float*> GradientRows(

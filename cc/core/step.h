@@ -10,6 +10,7 @@
 #include "cc/core/engine_config.h"
 #include "cc/core/parallel_for.h"
 #include "cc/core/ragged_ids.h"
+#include "cc/core/status.h"
 
 namespace layoutmap {
 
@@ -45,6 +46,16 @@ struct TableStep {
 TableStep PrepareTable(
     const EngineConfig& config, int32_t table,
     const std::vector<std::shared_ptr<const Batch>>& batches);
+
+// The same of all tables.
+void PrepareTables(const EngineConfig& config,
+                   const std::vector<std::shared_ptr<const Batch>>& batches,
+                   const ParallelFor& parallel_for,
+                   std::vector<TableStep>* tables);
+
+// Refuses gradients that are not shaped like the activations of a batch.
+Status CheckGradients(const EngineConfig& config, const Batch& batch,
+                      const BatchGradients& gradients);
 
 // The gradient row of each output row, in the numbering of `TableStep`.
 std::vector<const float*> GradientRows(

@@ -17,45 +17,39 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-template <typename Tid>
-class EnqueueStepOp : public Kernel {
+// An op with the ids of a batch.
+class BatchOp : public Kernel {
  public:
   using Kernel::Kernel;
 
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
-    int32_t replica;
-    const Tensor* training;
+ protected:
+  template <typename Tid>
+  static absl::Status ReadFeatures(OpKernelContext* ctx,
+                                   std::vector<FeatureInput<Tid>>* features) {
     const Tensor* num_samples;
     OpInputList ids, splits, weights;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
-    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
-    OP_REQUIRES_OK(ctx, ctx->input("training", &training));
-    OP_REQUIRES_OK(ctx, CheckRank("training", *training, 0));
-    OP_REQUIRES_OK(ctx, ctx->input("num_samples", &num_samples));
-    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
-    OP_REQUIRES_OK(ctx, ctx->input_list("splits", &splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
-    OP_REQUIRES(
-        ctx, num_samples->shape() == TensorShape({ids.size()}),
-        absl::InvalidArgumentError(absl::StrCat(
-            "`num_samples` must be one per feature, [", ids.size(),
-            "]. Received: shape ", num_samples->shape().DebugString())));
-
-    std::vector<FeatureInput<Tid>> features(ids.size());
-    for (int f = 0; f < ids.size(); ++f) {
-      OP_REQUIRES_OK(ctx, CheckRank("ids", ids[f], 1));
-      OP_REQUIRES_OK(ctx, CheckRank("weights", weights[f], 1));
-      OP_REQUIRES_OK(ctx, CheckSplits(splits[f]));
-      features[f].ids = View<Tid>(ids[f]);
-      features[f].splits = View<int64_t>(splits[f]);
-      features[f].form = FormOf(splits[f]);
-      features[f].num_samples = num_samples->vec<int64_t>()(f);
-      features[f].weights = View<float>(weights[f]);
+    TF_RETURN_IF_ERROR(ctx->input("num_samples", &num_samples));
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
+    if (num_samples->shape() != TensorShape({ids.size()})) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`num_samples` must be one per feature, [", ids.size(),
+          "]. Received: shape ", num_samples->shape().DebugString()));
     }
-    OP_REQUIRES_OK(
-        ctx, ToTf(engine->engine().Enqueue(replica, training->scalar<bool>()(),
-                                           features, TfParallelFor(ctx))));
+    features->resize(ids.size());
+    for (int f = 0; f < ids.size(); ++f) {
+      TF_RETURN_IF_ERROR(CheckRank("ids", ids[f], 1));
+      TF_RETURN_IF_ERROR(CheckRank("weights", weights[f], 1));
+      TF_RETURN_IF_ERROR(CheckSplits(splits[f]));
+      FeatureInput<Tid>& feature = (*features)[f];
+      feature.ids = View<Tid>(ids[f]);
+      feature.splits = View<int64_t>(splits[f]);
+      feature.form = FormOf(splits[f]);
+      feature.num_samples = num_samples->vec<int64_t>()(f);
+      feature.weights = View<float>(weights[f]);
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -74,28 +68,57 @@ class EnqueueStepOp : public Kernel {
   }
 };
 
-class DequeueStepOp : public Kernel {
+template <typename Tid>
+class EnqueueStepOp : public BatchOp {
  public:
-  explicit DequeueStepOp(OpKernelConstruction* ctx) : Kernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_sequence_lengths", &lengths_));
-  }
+  using BatchOp::BatchOp;
 
   void Run(OpKernelContext* ctx) override {
     EnginePtr engine;
     int32_t replica;
+    const Tensor* training;
+    std::vector<FeatureInput<Tid>> features;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ctx->input("training", &training));
+    OP_REQUIRES_OK(ctx, CheckRank("training", *training, 0));
+    OP_REQUIRES_OK(ctx, ReadFeatures(ctx, &features));
+    OP_REQUIRES_OK(
+        ctx, ToTf(engine->engine().Enqueue(replica, training->scalar<bool>()(),
+                                           features, TfParallelFor(ctx))));
+  }
+};
+
+template <typename Tid>
+class OpenStepOp : public BatchOp {
+ public:
+  using BatchOp::BatchOp;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    std::vector<FeatureInput<Tid>> features;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ReadFeatures(ctx, &features));
     std::shared_ptr<const Batch> batch;
-    OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
-    OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
-    const absl::Status status = Finished(
-        [&] { return LookUp(ctx, engine->engine().config(), *batch); });
-    engine->engine().FinishDequeue(replica, status.ok());
-    OP_REQUIRES_OK(ctx, status);
+    Tensor* token = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &token));
+    OP_REQUIRES_OK(ctx, ToTf(engine->engine().MakeBatch(features, &batch)));
+    OP_REQUIRES_OK(ctx, ToTf(engine->tokens().Open(
+                            replica, batch, &token->scalar<int64_t>()())));
+  }
+};
+
+// An op that looks a batch up.
+class ActivationsOp : public Kernel {
+ public:
+  explicit ActivationsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_sequence_lengths", &lengths_));
   }
 
- private:
+ protected:
   // What the graph was told of the activations must be what comes.
   absl::Status CheckStaticShapes(const EngineConfig& config) const {
     const size_t count = config.features.size();
@@ -164,8 +187,48 @@ class DequeueStepOp : public Kernel {
     return absl::OkStatus();
   }
 
+ private:
   std::vector<int64_t> dims_;
   std::vector<int64_t> lengths_;
+};
+
+class DequeueStepOp : public ActivationsOp {
+ public:
+  using ActivationsOp::ActivationsOp;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    std::shared_ptr<const Batch> batch;
+    OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
+    OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
+    const absl::Status status = Finished(
+        [&] { return LookUp(ctx, engine->engine().config(), *batch); });
+    engine->engine().FinishDequeue(replica, status.ok());
+    OP_REQUIRES_OK(ctx, status);
+  }
+};
+
+class LookUpStepOp : public ActivationsOp {
+ public:
+  using ActivationsOp::ActivationsOp;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr engine;
+    int32_t replica;
+    const Tensor* token;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ctx->input("token", &token));
+    OP_REQUIRES_OK(ctx, CheckRank("token", *token, 0));
+    std::shared_ptr<const Batch> batch;
+    OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
+    OP_REQUIRES_OK(ctx, ToTf(engine->tokens().Find(
+                            replica, token->scalar<int64_t>()(), &batch)));
+    OP_REQUIRES_OK(ctx, LookUp(ctx, engine->engine().config(), *batch));
+  }
 };
 
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
@@ -176,6 +239,16 @@ REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
                             .Device(DEVICE_CPU)
                             .TypeConstraint<int64_t>("Tids"),
                         EnqueueStepOp<int64_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>OpenStep")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int32_t>("Tids"),
+                        OpenStepOp<int32_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>OpenStep")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<int64_t>("Tids"),
+                        OpenStepOp<int64_t>);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>LookUpStep").Device(DEVICE_CPU),
+                        LookUpStepOp);
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>DequeueStep").Device(DEVICE_CPU),
                         DequeueStepOp);
 

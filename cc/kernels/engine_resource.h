@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cc/core/host_engine.h"
+#include "cc/core/token_steps.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -17,9 +18,10 @@ namespace layoutmap {
 class EngineResource : public tensorflow::ResourceBase {
  public:
   explicit EngineResource(std::unique_ptr<HostEngine> engine)
-      : engine_(std::move(engine)) {}
+      : engine_(std::move(engine)), tokens_(engine_.get()) {}
 
   HostEngine& engine() { return *engine_; }
+  TokenSteps& tokens() { return tokens_; }
 
   std::string DebugString() const override {
     return absl::StrCat("HostEngine with ", engine_->config().tables.size(),
@@ -28,6 +30,7 @@ class EngineResource : public tensorflow::ResourceBase {
 
  private:
   std::unique_ptr<HostEngine> engine_;
+  TokenSteps tokens_;
 };
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;

@@ -21,6 +21,7 @@ class ResetHostEngineOp : public Kernel {
     EnginePtr engine;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     engine->engine().Reset();
+    engine->tokens().Reset();
   }
 };
 
@@ -51,7 +52,9 @@ class DescribeHostEngineOp : public Kernel {
       kPoisoned,
       kIsHeld,
       kFeatureCounts,
-      kTableCounts
+      kTableCounts,
+      kNumOpen,
+      kNumFollowed
     };
     EnginePtr engine;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
@@ -87,6 +90,9 @@ class DescribeHostEngineOp : public Kernel {
       tables(t, 0) = d.tables[t].num_lookups;
       tables(t, 1) = d.tables[t].num_unique_rows;
     }
+    OP_REQUIRES_OK(ctx, SetOutput(ctx, kNumOpen, engine->tokens().NumOpen()));
+    OP_REQUIRES_OK(
+        ctx, SetOutput(ctx, kNumFollowed, engine->tokens().NumFollowed()));
   }
 };
 

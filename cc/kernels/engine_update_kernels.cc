@@ -1,5 +1,6 @@
 // The way back: gradients into the host engine, and updates onto the tables.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@ using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TensorShape;
 
 // Runs the update of `step` on the variables of the op's inputs `shards` and
 // `slots`.
@@ -80,42 +82,31 @@ absl::Status RunUpdate(OpKernelContext* ctx, const HostEngine& engine,
   return absl::OkStatus();
 }
 
-class ApplyStepOp : public Kernel {
+// An op that takes gradients.
+class GradientsOp : public Kernel {
  public:
   using Kernel::Kernel;
 
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr resource;
-    int32_t replica;
+ protected:
+  static absl::Status ReadGradients(OpKernelContext* ctx,
+                                    const EngineConfig& config,
+                                    BatchGradients* batch) {
     OpInputList gradients;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
-    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
-    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
-    HostEngine& engine = resource->engine();
-    const size_t num_features = engine.config().features.size();
-    OP_REQUIRES(ctx, gradients.size() == static_cast<int>(num_features),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "This engine has ", num_features,
-                    " features. Received: ", gradients.size(), " gradients")));
-
-    BatchGradients batch;
+    TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
+    const size_t num_features = config.features.size();
+    if (gradients.size() != static_cast<int>(num_features)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "This engine has ", num_features,
+          " features. Received: ", gradients.size(), " gradients"));
+    }
     auto tensors = std::make_shared<std::vector<Tensor>>();
     for (int f = 0; f < gradients.size(); ++f) {
-      OP_REQUIRES_OK(ctx, CheckGradient(engine.config(), f, gradients[f]));
+      TF_RETURN_IF_ERROR(CheckGradient(config, f, gradients[f]));
       tensors->push_back(gradients[f]);
-      batch.features.push_back(View<float>(gradients[f]));
+      batch->features.push_back(View<float>(gradients[f]));
     }
-    batch.keep_alive = std::move(tensors);
-    OP_REQUIRES_OK(
-        ctx, ReadHyperparameters(ctx, engine.config(), &batch.hyperparameters));
-    std::shared_ptr<HostEngine::Step> step;
-    OP_REQUIRES_OK(ctx,
-                   ToTf(engine.BeginApply(replica, std::move(batch), &step)));
-    if (step == nullptr) return;  // nothing lands yet
-    const absl::Status status =
-        Finished([&] { return RunUpdate(ctx, engine, *step); });
-    engine.FinishApply(replica, status.ok());
-    OP_REQUIRES_OK(ctx, status);
+    batch->keep_alive = std::move(tensors);
+    return absl::OkStatus();
   }
 
  private:
@@ -135,29 +126,110 @@ class ApplyStepOp : public Kernel {
         length > 0 ? absl::StrCat(length, ", ") : "", config.dim_of_feature(f),
         "]. Received: shape ", gradient.shape().DebugString()));
   }
+};
 
-  // Of each replica, though those of the last one are used: a wrong value is
-  // refused where it comes in.
-  static absl::Status ReadHyperparameters(
-      OpKernelContext* ctx, const EngineConfig& config,
-      std::vector<std::vector<float>>* values) {
-    OpInputList hyperparameters;
-    TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
-    const std::vector<TableSpec>& tables = config.tables;
-    if (hyperparameters.size() != static_cast<int>(tables.size())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "This engine has ", tables.size(),
-          " tables. Received: ", hyperparameters.size(), " hyperparameters"));
-    }
-    for (int t = 0; t < hyperparameters.size(); ++t) {
-      TF_RETURN_IF_ERROR(CheckRank("hyperparameters", hyperparameters[t], 1));
-      TF_RETURN_IF_ERROR(ToTf(
-          CheckHyperparameters(tables[t].optimizer, tables[t].name,
-                               layoutmap::View<float>(hyperparameters[t]))));
-      const auto flat = hyperparameters[t].flat<float>();
-      values->emplace_back(flat.data(), flat.data() + flat.size());
-    }
-    return absl::OkStatus();
+// Of each replica, though those of the last one are used: a wrong value is
+// refused where it comes in.
+absl::Status ReadHyperparameters(OpKernelContext* ctx,
+                                 const EngineConfig& config,
+                                 std::vector<std::vector<float>>* values) {
+  OpInputList hyperparameters;
+  TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
+  const std::vector<TableSpec>& tables = config.tables;
+  if (hyperparameters.size() != static_cast<int>(tables.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "This engine has ", tables.size(),
+        " tables. Received: ", hyperparameters.size(), " hyperparameters"));
+  }
+  for (int t = 0; t < hyperparameters.size(); ++t) {
+    TF_RETURN_IF_ERROR(CheckRank("hyperparameters", hyperparameters[t], 1));
+    TF_RETURN_IF_ERROR(
+        ToTf(CheckHyperparameters(tables[t].optimizer, tables[t].name,
+                                  layoutmap::View<float>(hyperparameters[t]))));
+    const auto flat = hyperparameters[t].flat<float>();
+    values->emplace_back(flat.data(), flat.data() + flat.size());
+  }
+  return absl::OkStatus();
+}
+
+class ApplyStepOp : public GradientsOp {
+ public:
+  using GradientsOp::GradientsOp;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    int32_t replica;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    HostEngine& engine = resource->engine();
+    BatchGradients batch;
+    OP_REQUIRES_OK(ctx, ReadGradients(ctx, engine.config(), &batch));
+    OP_REQUIRES_OK(
+        ctx, ReadHyperparameters(ctx, engine.config(), &batch.hyperparameters));
+    std::shared_ptr<HostEngine::Step> step;
+    OP_REQUIRES_OK(ctx,
+                   ToTf(engine.BeginApply(replica, std::move(batch), &step)));
+    if (step == nullptr) return;  // nothing lands yet
+    const absl::Status status =
+        Finished([&] { return RunUpdate(ctx, engine, *step); });
+    engine.FinishApply(replica, status.ok());
+    OP_REQUIRES_OK(ctx, status);
+  }
+};
+
+class FollowStepOp : public GradientsOp {
+ public:
+  using GradientsOp::GradientsOp;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    int32_t replica;
+    const Tensor* token;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ctx->input("token", &token));
+    OP_REQUIRES_OK(ctx, CheckRank("token", *token, 0));
+    BatchGradients batch;
+    OP_REQUIRES_OK(ctx,
+                   ReadGradients(ctx, resource->engine().config(), &batch));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(
+                            0, TensorShape({TokenSteps::kMaxOpen, 2}), &out));
+    TokenSteps::Mark mark;
+    OP_REQUIRES_OK(
+        ctx, ToTf(resource->tokens().Follow(replica, token->scalar<int64_t>()(),
+                                            std::move(batch), &mark)));
+    std::copy(mark.begin(), mark.end(), out->flat<float>().data());
+  }
+};
+
+class ApplyFollowedOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    int32_t replica;
+    const Tensor* marks;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+    OP_REQUIRES_OK(ctx, ctx->input("marks", &marks));
+    TokenSteps& tokens = resource->tokens();
+    const HostEngine& engine = resource->engine();
+    std::vector<std::vector<float>> hyperparameters;
+    OP_REQUIRES_OK(ctx,
+                   ReadHyperparameters(ctx, engine.config(), &hyperparameters));
+    std::shared_ptr<HostEngine::Step> step;
+    OP_REQUIRES_OK(ctx,
+                   ToTf(tokens.BeginApply(replica, View<float>(*marks),
+                                          std::move(hyperparameters), &step)));
+    if (step == nullptr) return;  // nothing to apply, or not by this replica
+    const absl::Status status = Finished([&] {
+      tokens.Prepare(step.get(), TfParallelFor(ctx));
+      return RunUpdate(ctx, engine, *step);
+    });
+    tokens.FinishApply(replica, *step, status.ok());
+    OP_REQUIRES_OK(ctx, status);
   }
 };
 
@@ -188,6 +260,10 @@ class LandUpdateOp : public Kernel {
 
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>ApplyStep").Device(DEVICE_CPU),
                         ApplyStepOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>FollowStep").Device(DEVICE_CPU),
+                        FollowStepOp);
+REGISTER_KERNEL_BUILDER(Name("LayoutMap>ApplyFollowed").Device(DEVICE_CPU),
+                        ApplyFollowedOp);
 REGISTER_KERNEL_BUILDER(Name("LayoutMap>LandUpdate").Device(DEVICE_CPU),
                         LandUpdateOp);
 

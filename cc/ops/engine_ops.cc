@@ -14,6 +14,27 @@ using tensorflow::shape_inference::NoOutputs;
 using tensorflow::shape_inference::ScalarShape;
 using tensorflow::shape_inference::ShapeHandle;
 
+// Of what looks a batch up.
+absl::Status ActivationShapes(InferenceContext* c) {
+  std::vector<int64_t> dims, lengths;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("max_sequence_lengths", &lengths));
+  for (int f = 0; f < c->num_outputs(); ++f) {
+    if (f >= static_cast<int>(dims.size()) ||
+        f >= static_cast<int>(lengths.size())) {
+      return absl::InvalidArgumentError(
+          "`dims` and `max_sequence_lengths` must be one per feature");
+    }
+    ShapeHandle shape = c->Vector(InferenceContext::kUnknownDim);
+    if (lengths[f] > 0) {
+      TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(lengths[f]), &shape));
+    }
+    TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(dims[f]), &shape));
+    c->set_output(f, shape);
+  }
+  return absl::OkStatus();
+}
+
 REGISTER_OP("LayoutMap>CreateHostEngine")
     .Output("engine: resource")
     .Attr("num_replicas: int >= 1")
@@ -91,26 +112,7 @@ REGISTER_OP("LayoutMap>DequeueStep")
     .Attr("dims: list(int)")
     .Attr("max_sequence_lengths: list(int)")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      std::vector<int64_t> dims, lengths;
-      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
-      TF_RETURN_IF_ERROR(c->GetAttr("max_sequence_lengths", &lengths));
-      for (int f = 0; f < c->num_outputs(); ++f) {
-        if (f >= static_cast<int>(dims.size()) ||
-            f >= static_cast<int>(lengths.size())) {
-          return absl::InvalidArgumentError(
-              "`dims` and `max_sequence_lengths` must be one per feature");
-        }
-        ShapeHandle shape = c->Vector(InferenceContext::kUnknownDim);
-        if (lengths[f] > 0) {
-          TF_RETURN_IF_ERROR(
-              c->Concatenate(shape, c->Vector(lengths[f]), &shape));
-        }
-        TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(dims[f]), &shape));
-        c->set_output(f, shape);
-      }
-      return absl::OkStatus();
-    })
+    .SetShapeFn(ActivationShapes)
     .Doc(R"doc(
 Looks up the replica's oldest batch.
 
@@ -181,6 +183,91 @@ Dequeues the replica's oldest batch without looking it up.
 Of a replica in another process, which looks it up there.
 )doc");
 
+REGISTER_OP("LayoutMap>OpenStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("ids: num_features * Tids")
+    .Input("splits: num_features * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_features * float")
+    .Output("token: int64")
+    .Attr("num_features: int >= 1")
+    .Attr("Tids: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape)
+    .Doc(R"doc(
+Checks a batch and keeps it under a new token. Nothing has to follow.
+
+ids: Global rows of each feature.
+splits: row_splits [num_samples + 1], or the indices [num_ids, 2] of a sparse
+  tensor, or empty for dense ids.
+num_samples: [num_features].
+weights: One factor per id, or none for 1 each.
+token: [], larger than those of the replica before it.
+)doc");
+
+REGISTER_OP("LayoutMap>LookUpStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("token: int64")
+    .Input("shards: num_shards * resource")
+    .Output("activations: num_features * float")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_features: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("max_sequence_lengths: list(int)")
+    .SetIsStateful()
+    .SetShapeFn(ActivationShapes)
+    .Doc(R"doc(
+Looks up the batch of a token; as `DequeueStep` otherwise.
+)doc");
+
+REGISTER_OP("LayoutMap>FollowStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("token: int64")
+    .Input("gradients: num_features * float")
+    .Output("mark: float")
+    .Attr("num_features: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(64, 2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Keeps gradients of a token until they are applied, or expire.
+
+gradients: Shaped like the activations.
+mark: What `ApplyFollowed` knows them by. Marks may be added up and scaled as
+  gradients are.
+)doc");
+
+REGISTER_OP("LayoutMap>ApplyFollowed")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("marks: float")
+    .Input("hyperparameters: num_tables * float")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Input("rounding_steps: num_half_tables * resource")
+    .Attr("num_tables: int >= 1")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("num_half_tables: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Takes a replica's marks; with the last replica's, updates the tables.
+
+marks: [64, 2], a sum of marks: the gradients of each are applied times its
+  factor in the sum. Zeros are no gradients.
+hyperparameters: By table, as its optimizer orders them.
+shards: All shards of the first table, then those of the second, and so on.
+slots: Table by table, one slot variable after the other, shard by shard.
+rounding_steps: Of each table with 16-bit rows, the int64 that counts its
+  updates.
+)doc");
+
 REGISTER_OP("LayoutMap>ResetHostEngine")
     .Input("engine: resource")
     .SetIsStateful()
@@ -196,6 +283,8 @@ REGISTER_OP("LayoutMap>DescribeHostEngine")
     .Output("held: bool")
     .Output("feature_counts: int64")
     .Output("table_counts: int64")
+    .Output("num_open: int64")
+    .Output("num_followed: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
@@ -205,6 +294,8 @@ REGISTER_OP("LayoutMap>DescribeHostEngine")
       c->set_output(4, c->Scalar());
       c->set_output(5, c->Matrix(InferenceContext::kUnknownDim, 5));
       c->set_output(6, c->Matrix(InferenceContext::kUnknownDim, 2));
+      c->set_output(7, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(8, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -218,6 +309,8 @@ held: Whether an update waits to land.
 feature_counts: By feature, of all batches: samples, ids, and of these ids those
   dropped, clipped, and cut off behind the last position of a sequence.
 table_counts: By table, of all training steps: lookups, and unique rows.
+num_open: By replica, lookups of `OpenStep` that gradients may follow.
+num_followed: By replica, gradients of `FollowStep` that wait for an update.
 )doc");
 
 }  // namespace

@@ -126,9 +126,159 @@ def test_inputs_of_another_shape_are_refused():
     topic = tf.constant([1, 2])
     with pytest.raises(ValueError, match="must have 3 ids per sample"):
         make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic})
-    with pytest.raises(TypeError, match="must be dense or ragged"):
-        make_layer()({"title": tf.sparse.from_dense([[1, 2, 3], [1, 2, 3]]),
-                      "topic": topic})
+    for weights, words in [(tf.ones([2, 2]), "must have their shape"),
+                           (tf.ones([2]), "must have their shape")]:
+        with pytest.raises(ValueError, match=words):
+            make_layer()({"title": tf.zeros([2, 3], tf.int64), "topic": topic},
+                         weights={"title": weights, "topic": None})
+    with pytest.raises(ValueError, match="must have 3 ids per sample"):
+        make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic},
+                     weights={"title": tf.ones([2, 4]), "topic": None})
+    ids = tf.sparse.from_dense([[1, 2, 3], [1, 2, 3]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many indices"):
+        make_layer()({"title": ids, "topic": topic}, weights={
+            "title": tf.sparse.from_dense([[1., 2., 3.], [1., 0., 3.]]),
+            "topic": None})
+
+
+def single(combiner="sum", optimizer="sgd", **options):
+    table = TableConfig("words", 10, 2, "ones", optimizer, combiner)
+    return tlm.layers.TPUEmbedding(
+        feature_configs=FeatureConfig("title", table, (4, 3), (4, 2)),
+        **options)
+
+
+IDS = [[1, 2, 3], [4, 4, 5]]
+WEIGHTS = [[1., 2., 4.], [8., 16., 32.]]
+FORMS = {
+    "dense": tf.constant,
+    "ragged": tf.ragged.constant,
+    "sparse": tf.sparse.from_dense,
+    # Two more than `input_shape` says, which are left out.
+    "ragged, cut": lambda rows: tf.ragged.constant(
+        [[*row, 6, 6] for row in rows]),
+    "sparse, cut": lambda rows: tf.sparse.from_dense(
+        [[0, *row, 6, 6] for row in rows]),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("use_weights", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_single_feature_of_any_form_with_weights(
+        form, use_weights, training):
+    layer = single()
+    ids, weights = FORMS[form](IDS), FORMS[form](WEIGHTS)
+    gains = WEIGHTS if use_weights else np.ones([2, 3])
+    with tf.GradientTape() as tape:
+        found = layer(ids, weights if use_weights else None, training=training)
+        loss = tf.reduce_sum(found)
+    np.testing.assert_array_equal(found[:, 0], np.sum(gains, axis=1))
+    variables = layer.trainable_variables
+    keras.optimizers.SGD().apply(tape.gradient(loss, variables), variables)
+    expected = np.ones([10, 2], np.float32)
+    for row, gain in zip(np.ravel(IDS), np.ravel(gains)):
+        expected[row] -= np.float32(0.01) * gain
+    np.testing.assert_allclose(
+        layer.get_embedding_tables()["words"], expected, rtol=1e-6)
+    looked_up = layer(ids, weights if use_weights else None)
+    np.testing.assert_allclose(looked_up[0, 0], np.sum([
+        gain * expected[row, 0] for row, gain in zip(IDS[0], gains[0])]),
+        rtol=1e-6)
+
+
+def test_weights_of_dense_ids_may_be_one_per_sample():
+    table = TableConfig("words", 10, 2, "ones", "sgd", "sum")
+    layer = tlm.layers.TPUEmbedding(
+        FeatureConfig("topic", table, (4,), (4, 2)), table_stacking="auto")
+    found = layer(tf.constant([1, 2]), tf.constant([2., 3.]))
+    assert found[:, 0].numpy().tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
+def test_fit_with_weights_in_any_form(form):
+    kind = {} if form == "dense" else {form: True}
+    ids = keras.Input([3], dtype="int32", **kind)
+    weights = keras.Input([3], dtype="float32", **kind)
+    layer = single("mean", keras.optimizers.SGD(0.5), table_stacking=["words"])
+    model = keras.Model((ids, weights), layer(ids, weights))
+    model.compile("adam", "mse")
+    data = tf.data.Dataset.from_tensors((
+        (FORMS[form](IDS), FORMS[form](WEIGHTS)), np.zeros([2, 2])))
+    model.fit(data, epochs=2, verbose=0)
+    rows = layer.get_embedding_tables()["words"].numpy()
+    assert np.all(rows[1:6] < 1) and np.all(rows[6:] == 1)
+
+
+def test_one_name_or_the_other():
+    feature = FeatureConfig(
+        "title", TableConfig("words", 10, 2), (4, 3), (4, 2))
+    for names in ({}, {"feature_config": feature, "feature_configs": feature}):
+        with pytest.raises(TypeError, match="`feature_config` must be given"):
+            tlm.layers.TPUEmbedding(**names)
+    with pytest.raises(ValueError, match="`table_stacking` must be"):
+        tlm.layers.TPUEmbedding(feature, table_stacking=[1])
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return keras.ops.power(0.5, keras.ops.cast(step, "float32"))
+
+    def get_config(self):
+        return {}
+
+
+def decay():
+    return keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+
+
+def train(layer, num_steps):
+    ids = tf.constant([[1, 2, 3]])
+    for _ in range(num_steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids))
+        weights = layer.trainable_variables
+        keras.optimizers.SGD().apply(tape.gradient(loss, weights), weights)
+    return float(layer.get_embedding_tables()["words"][1, 0])
+
+
+@pytest.mark.parametrize("schedule", [Halving, decay])
+def test_a_schedule_goes_on_with_each_update(schedule):
+    layer = single(optimizer=keras.optimizers.SGD(schedule()))
+    assert train(layer, 1) == 0
+    layer(tf.constant([[1, 2, 3]]), training=True)  # no update
+    assert train(layer, 2) == -0.75
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", "checkpoint"])
+def test_a_schedule_goes_on_after_a_restore(suffix, tmp_path):
+    def make():
+        ids = keras.Input([3], dtype="int64")
+        layer = single(optimizer=keras.optimizers.SGD(decay()), name="e")
+        return keras.Model(ids, layer(ids))
+
+    model = make()
+    train(model.get_layer("e"), 2)
+    path = str(tmp_path / f"saved{suffix}")
+    if suffix == ".keras":
+        model.save(path)
+        again = keras.models.load_model(path)
+    elif suffix == "checkpoint":
+        again = make()
+        tf.train.Checkpoint(model=again).read(
+            tf.train.Checkpoint(model=model).write(path))
+    else:
+        model.save_weights(path)
+        again = make()
+        again.load_weights(path)
+    assert train(again.get_layer("e"), 1) == -0.75
+
+
+def test_an_optimizer_of_keras_serves_all_tables_of_the_layer():
+    table = tpu.TableConfig(10, 2, tf.ones_initializer(), name="words")
+    layer = tlm.layers.TPUEmbedding(
+        tpu.FeatureConfig(table), optimizer=keras.optimizers.SGD(0.5))
+    assert train(layer, 1) == pytest.approx(1 - 0.5 / 3)
 
 
 @pytest.mark.parametrize("options, words", [
@@ -147,9 +297,6 @@ def test_inputs_of_another_shape_are_refused():
      "clipnorm=0.5"),
     (dict(optimizer=lambda: keras.optimizers.Adam(
         gradient_accumulation_steps=2)), "gradient_accumulation_steps=2"),
-    (dict(optimizer=lambda: keras.optimizers.Adam(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))),
-     "must be a number"),
 ])
 def test_what_has_no_counterpart_is_refused_by_its_name(options, words):
     optimizer = options.pop("optimizer", "sgd")

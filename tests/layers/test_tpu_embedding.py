@@ -279,16 +279,6 @@ def test_a_scaled_loss_that_overflows_skips_the_step(run_eagerly):
             atol=1e-6)
 
 
-def test_two_calls_in_one_step_are_refused():
-    layer = make_layer()
-    x, _ = batches(1)
-    with tf.GradientTape() as tape:
-        loss = tf.add_n([
-            tf.reduce_sum(layer(x, training=True)["user"]) for _ in range(2)])
-    with pytest.raises(RuntimeError, match="called once in a training step"):
-        tape.gradient(loss, layer.trainable_variables)
-
-
 def test_a_step_that_is_not_applied_is_forgotten():
     layer = make_layer()
     x, y = batches(1)

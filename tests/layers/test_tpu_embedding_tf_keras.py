@@ -266,7 +266,7 @@ def test_evaluation_and_gradients_alone_change_nothing():
     tape.gradient(loss, model.trainable_weights)
     keras3.assert_same(embedding_of(model), embedding_of(compiled()))
     assert [one.name for one in model.trainable_weights] == [
-        "embedding/step:0"]
+        "embedding/marks:0"]
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])

@@ -46,6 +46,8 @@ class HostEngine:
         self.num_replicas = num_replicas
         self.max_pending_steps = max_pending_steps
         self.num_updates = 0
+        self.num_opened = [0] * num_replicas
+        self.opened = {}
         self.reset()
 
     def reset(self):
@@ -94,6 +96,29 @@ class HostEngine:
             self._update(step, hyperparameters)
             self.num_updates += 1
 
+    def open(self, replica, batch):
+        """A lookup of its own: `(replica, token)`, and what it finds."""
+        self.num_opened[replica] += 1
+        token = replica, self.num_opened[replica]
+        self.opened[token] = batch
+        return token, [self._look_up(feature, samples) for feature, samples in
+                       zip(self.features, batch, strict=True)]
+
+    def apply_followed(self, followed, hyperparameters):
+        """One update of all `(token, factor, gradients)` in `followed`."""
+        step = Step(True)
+        nth = [0] * self.num_replicas
+        for token, factor, gradients in sorted(
+                followed, key=lambda one: one[0]):
+            replica, _ = token
+            key = nth[replica], replica
+            nth[replica] += 1
+            step.batches[key] = self.opened[token]
+            step.gradients[key] = [
+                np.float32(factor) * gradient for gradient in gradients]
+        self._update(step, hyperparameters)
+        self.num_updates += 1
+
     def pending(self, replica):
         return self.enqueued[replica] - self.dequeued[replica]
 
@@ -128,9 +153,10 @@ class HostEngine:
         sums = [collections.defaultdict(lambda: np.float32(0))
                 for _ in self.tables]
         for f, feature in enumerate(self.features):
-            for replica in range(self.num_replicas):
-                gradient = step.gradients[replica][f]
-                terms = self._terms(feature, step.batches[replica][f])
+            # By replica; of lookups by token, by lookup and replica.
+            for key in sorted(step.batches):
+                gradient = step.gradients[key][f]
+                terms = self._terms(feature, step.batches[key][f])
                 for row, gain, place in terms:
                     sums[feature.table][row] = (
                         sums[feature.table][row] + gain * gradient[place])

@@ -127,6 +127,40 @@ class HostBackend:
         self.engine.apply(
             replica, flat, gradient_checks.hyperparameters(self._spec.tables))
 
+    def open(
+        self, features: Any, weights: Any,
+    ) -> tuple[host_engine.OpenLookup, list[tf.Tensor]]:
+        """Looks up without a place in the order of steps.
+
+        Returns:
+          The lookup for `follow`, if gradients come; and the activations,
+          one per feature.
+        """
+        replica = self._replicas.require_current("call")
+        lookup = self.engine.open(
+            replica, self._read_features(features, weights))
+        return lookup, [
+            self._shapes.shape_activations(index, one) for index, one in
+            enumerate(self.engine.look_up(replica, lookup))]
+
+    def follow(
+        self, lookup: host_engine.OpenLookup, gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Keeps the gradients of a lookup; returns their mark."""
+        return self.engine.follow(
+            self._replicas.require_current("gradient"), lookup, [
+                self._shapes.flatten_gradient(
+                    index, gradient_checks.read_gradient(
+                        self._spec.features[index], gradient,
+                        self._shapes.activation_shape(index)))
+                for index, gradient in enumerate(gradients)])
+
+    def apply_followed(self, marks: tf.Tensor):
+        """Applies the gradients that a sum of marks stands for."""
+        self.engine.apply_followed(
+            self._replicas.require_current("apply"), marks,
+            gradient_checks.hyperparameters(self._spec.tables))
+
     def flush(self):
         """Lands the update that pipelining holds back, if there is one."""
         if self._is_pipelined and self.engine is not None:
@@ -145,6 +179,9 @@ class HostBackend:
                 "finish them, or call `reset` to forget them. Pending by "
                 f"replica: {found['pending']}, awaiting gradients: "
                 f"{found['awaiting']}.")
+        if not self._is_pipelined:
+            # Lookups that nobody has followed up, of rows that go now.
+            self.engine.reset()
 
     def _split(self, features, weights, device):
         """Replica, features and weights of each step to enqueue."""

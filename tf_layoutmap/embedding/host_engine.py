@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -13,6 +13,22 @@ from tf_layoutmap.embedding import config, ragged_ids, tables
 # What the engine counts of each feature, in its order.
 _FEATURE_COUNTS = (
     "num_samples", "num_ids", "num_dropped", "num_clipped", "num_truncated")
+
+# Of the marks of gradients: cc/core/token_steps.h.
+MARK_SHAPE = (64, 2)
+
+
+class OpenLookup(NamedTuple):
+    """A lookup that gradients may follow.
+
+    Attributes:
+      engine: Handle of the engine in the graph of the lookup. Gradients of
+        control flow capture tensors of that graph, and no others.
+      tokens: By replica that the calling one acts for, `[]` int64.
+    """
+
+    engine: tf.Tensor
+    tokens: dict[int, tf.Tensor]
 
 
 class HostEngine:
@@ -88,17 +104,12 @@ class HostEngine:
         features: Sequence[ragged_ids.FeatureIds],
     ):
         """Hands the ids of one step over; `features` in the spec's order."""
-        ragged_ids.unify_id_types(features)
         with tf.device(self._handle.device):
             return _ops.enqueue_step(
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
                 training=tf.convert_to_tensor(training, tf.bool),
-                ids=[one.ids for one in features],
-                splits=[tf.cast(one.splits, tf.int64) for one in features],
-                num_samples=tf.stack(
-                    [tf.cast(one.num_samples, tf.int64) for one in features]),
-                weights=[one.weights for one in features])
+                **_batch(features))
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -109,12 +120,7 @@ class HostEngine:
             return _ops.dequeue_step(
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
-                shards=_handles(self._shards),
-                num_features=len(self._spec.features),
-                dims=[self._spec.table_of(one).dim
-                      for one in self._spec.features],
-                max_sequence_lengths=[one.max_sequence_length
-                                      for one in self._spec.features])
+                **self._what_to_look_up())
 
     def apply(
         self, replica: int, gradients: Sequence[tf.Tensor],
@@ -135,6 +141,52 @@ class HostEngine:
                 hyperparameters=list(hyperparameters),
                 **self._variables_to_update())
 
+    def open(
+        self, replica: int, features: Sequence[ragged_ids.FeatureIds],
+    ) -> OpenLookup:
+        """Opens a lookup, which gradients may follow or not."""
+        engine = self._handle
+        graph = tf.compat.v1.get_default_graph()
+        if not tf.executing_eagerly() and hasattr(graph, "capture"):
+            engine = graph.capture(engine)
+        with tf.device(self._handle.device):
+            return OpenLookup(engine, {replica: _ops.open_step(
+                engine=engine, replica=tf.cast(replica, tf.int32),
+                **_batch(features))})
+
+    def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
+        """Returns the activations of an open lookup, one per feature."""
+        with tf.device(self._handle.device):
+            return _ops.look_up_step(
+                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica], **self._what_to_look_up())
+
+    def follow(
+        self, replica: int, lookup: OpenLookup,
+        gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Keeps gradients of a lookup until they are applied, or expire.
+
+        Returns:
+          Their mark, of `MARK_SHAPE`: marks are added up and scaled as
+          gradients are, and then given to `apply_followed`.
+        """
+        with tf.device(self._handle.device):
+            return _ops.follow_step(
+                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica], gradients=list(gradients))
+
+    def apply_followed(
+        self, replica: int, marks: tf.Tensor,
+        hyperparameters: Sequence[tf.Tensor],
+    ):
+        """Applies what the marks of all replicas stand for, as one update."""
+        with tf.device(self._handle.device):
+            return _ops.apply_followed(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                marks=marks, hyperparameters=list(hyperparameters),
+                **self._variables_to_update())
+
     def land(self, replica: int = 0, *, always: bool = True):
         """Lands the update that pipelining holds back, if there is one.
 
@@ -146,6 +198,15 @@ class HostEngine:
             return _ops.land_update(
                 engine=self._handle, replica=tf.cast(replica, tf.int32),
                 always=always, **self._variables_to_update())
+
+    def _what_to_look_up(self) -> dict[str, Any]:
+        features = self._spec.features
+        return {
+            "shards": _handles(self._shards),
+            "num_features": len(features),
+            "dims": [self._spec.table_of(one).dim for one in features],
+            "max_sequence_lengths": [
+                one.max_sequence_length for one in features]}
 
     def _variables_to_update(self) -> dict[str, list[tf.Tensor]]:
         return {"shards": _handles(self._shards),
@@ -164,6 +225,8 @@ class HostEngine:
         return {
             "pending": found.pending.numpy().tolist(),
             "awaiting": found.awaiting.numpy().tolist(),
+            "open": found.num_open.numpy().tolist(),
+            "followed": found.num_followed.numpy().tolist(),
             "num_updates": int(found.num_updates),
             "poisoned": found.poisoned.numpy().decode(),
             "held": bool(found.held),
@@ -186,6 +249,16 @@ class HostEngine:
             "num_unique_rows": num_unique_rows,
             "unique_ratio": (
                 num_unique_rows / num_lookups if num_lookups else None)}
+
+
+def _batch(features: Sequence[ragged_ids.FeatureIds]) -> dict[str, Any]:
+    ragged_ids.unify_id_types(features)
+    return {
+        "ids": [one.ids for one in features],
+        "splits": [tf.cast(one.splits, tf.int64) for one in features],
+        "num_samples": tf.stack(
+            [tf.cast(one.num_samples, tf.int64) for one in features]),
+        "weights": [one.weights for one in features]}
 
 
 def _offsets(shards: Sequence[tf.Variable]) -> list[int]:

@@ -128,7 +128,7 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
     if weight is not None:
         _check_weight_type(feature, value, weight, tf.SparseTensor)
         weights = _weight_values(feature, value.values, weight.values)
-        indices = _same_places(feature, "indices", indices, weight.indices)
+        indices = same_places(feature, "indices", indices, weight.indices)
     sizes = [
         value.dense_shape[axis] if value.shape.rank is None
         or value.shape[axis] is None else value.shape[axis]
@@ -164,7 +164,7 @@ def _read_ragged(feature, value, weight) -> FeatureIds:
     if weight is not None:
         _check_weight_type(feature, value, weight, tf.RaggedTensor)
         weights = _weight_values(feature, value.values, weight.values)
-        row_splits = _same_places(
+        row_splits = same_places(
             feature, "row_splits", row_splits, weight.row_splits)
     row_splits = tf.cast(row_splits, tf.int64)
     num_samples = _dimension(row_splits, 0) - 1
@@ -296,8 +296,14 @@ def _check_weight_values(feature, ids, values):
             f"{values.shape}.")
 
 
-def _same_places(feature, what, places, weight_places):
+def same_places(feature, what, places, weight_places):
     """Returns `places`, once those of the weights are known to equal them.
+
+    Args:
+      feature: Whose name is in the message.
+      what: What the places are, for the message.
+      places: Of the ids: row_splits, or indices.
+      weight_places: Those of the weights.
 
     Weights that belong to other ids would train quietly on nonsense.
     """

@@ -46,6 +46,13 @@ class Replicas:
         local = range(first + 1, first + num_local)
         return [one for one in range(self.num_replicas) if one not in local]
 
+    def is_last_here(self, replica: int) -> bool:
+        """Whether no replica of this process comes after this one."""
+        if self.num_replicas == 1:
+            return True
+        num_local = len(self.strategy.extended.worker_devices)
+        return replica % num_local == num_local - 1
+
     def current(self) -> int | None:
         """Returns the calling replica; None outside `strategy.run`.
 

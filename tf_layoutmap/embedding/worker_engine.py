@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _ops
 from tf_layoutmap.embedding import ragged_ids, tables
-from tf_layoutmap.embedding.host_engine import HostEngine
+from tf_layoutmap.embedding.host_engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.replicas import Replicas
 
 # How long a process waits for the others, which may be writing a checkpoint.
@@ -74,6 +74,45 @@ class WorkerEngine(HostEngine):
         _, last = gathered[-1]
         for other in self._replicas.handled_by(replica):
             super().apply(other, gathered[other][0], last)
+
+    def open(
+        self, replica: int, features: Sequence[ragged_ids.FeatureIds],
+    ) -> OpenLookup:
+        """Opens this replica's lookup, and those of other processes."""
+        gathered = _gather_inputs(
+            features, tf.constant(True), self._replicas.num_replicas)
+        opened = [super(WorkerEngine, self).open(other, gathered[other][1])
+                  for other in self._replicas.handled_by(replica)]
+        tokens = {other: token for one in opened
+                  for other, token in one.tokens.items()}
+        return OpenLookup(opened[0].engine, tokens)
+
+    def follow(
+        self, replica: int, lookup: OpenLookup,
+        gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Keeps this replica's gradients, and those of other processes."""
+        gathered = _gather_gradients(
+            gradients, [], self._replicas.num_replicas)
+        marks = {other: super(WorkerEngine, self).follow(
+            other, lookup, gathered[other][0]) for other in lookup.tokens}
+        # In order, and none left out: the others' marks come from there.
+        with tf.control_dependencies(list(marks.values())):
+            return tf.identity(marks[replica])
+
+    def apply_followed(
+        self, replica: int, marks: tf.Tensor,
+        hyperparameters: Sequence[tf.Tensor],
+    ):
+        """Applies what the marks of the replicas of all processes stand for.
+
+        The hyperparameters of the last replica count, in all processes.
+        """
+        gathered = _gather_gradients(
+            [marks], hyperparameters, self._replicas.num_replicas)
+        _, last = gathered[-1]
+        for other in self._replicas.handled_by(replica):
+            super().apply_followed(other, gathered[other][0][0], last)
 
 
 def agree_on_first_values(

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import structure
+from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding import host_engine, structure
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.embedding.tpu_engine import replicate_context
 from tf_layoutmap.layers import keras_rs_configs
+from tf_layoutmap.layers.host_table import HOST
+from tf_layoutmap.layers.scheduled_rate import ScheduledRate
 
 
 class EmbeddingSteps:
     """What the layers of both Keras share: steps, lookups, shapes.
 
-    In training each replica calls `start`, a tape takes the gradients, and
-    `apply` hands them to the tables. The engine sums them feature by feature,
-    then in the order of the replicas, whose shares of a batch follow each
-    other: so the tables do not tell how many replicas there were.
+    Where a tape records, each replica calls `start`, the tape takes the
+    gradients, and `apply` hands them to the tables. The engine sums them
+    feature by feature, then call by call, then in the order of the replicas,
+    whose shares of a batch follow each other: so the tables do not tell how
+    many replicas there were.
+
+    On the host a call may be one of several in a step, or one that nothing
+    follows: the engine knows it by a token, and its gradients by a mark that
+    takes the way of a gradient through tape and optimizer. A TPU knows steps
+    by their order only; there each step has one call.
     """
 
     def __init__(self, layer: str, feature_config: Any, optimizer: Any, *,
@@ -39,6 +49,8 @@ class EmbeddingSteps:
         """
         self._layer = layer
         feature_config = keras_rs_configs.read(feature_config)
+        optimizer = keras_rs_configs.read_optimizer(
+            optimizer, f"(layer {layer!r})")
         self.feature_config = feature_config
         self.optimizer = optimizer
         self.out_of_range = out_of_range
@@ -48,7 +60,18 @@ class EmbeddingSteps:
             rounding_seed=rounding_seed)
         self.rounding_seed = rounding_seed
         self.spec = self.embedding._state.spec
-        # By replica: the call that a tape may ask for gradients, and these.
+        self._schedules = [
+            table.optimizer.learning_rate for table in self.spec.tables
+            if table.optimizer is not None and isinstance(
+                table.optimizer.learning_rate, ScheduledRate)]
+        if self._schedules and self.is_on_tpu:
+            raise ValueError(
+                "The learning rate of a table on a TPU must be a number or a "
+                "callable without arguments; a schedule is for the host "
+                f"engine. Received: {self._schedules[0].schedule!r} (layer "
+                f"{layer!r}).")
+        # Of a TPU, by replica: the call that a tape may ask for gradients,
+        # and these.
         self._latest_call: dict[int, object] = {}
         self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}
 
@@ -59,8 +82,52 @@ class EmbeddingSteps:
 
     def build(self):
         """Makes the tables; on a TPU the first step does, from its sizes."""
-        if not self.is_on_tpu:
-            self.embedding.build()
+        if self.is_on_tpu:
+            return
+        self.embedding.build()
+        if not self._schedules:
+            return
+        with tf.init_scope(), tf.device(HOST):
+            # Of no strategy: one for all replicas. An attribute of the
+            # embedding, so that checkpoints have it.
+            self.embedding.schedule_updates = _tf_private.ResourceVariable(
+                tf.constant(0, tf.int64), trainable=False,
+                name="schedule_updates")
+        for schedule in self._schedules:
+            schedule.updates = self.embedding.schedule_updates
+
+    @property
+    def layer_name(self) -> str:
+        """Name of the layer."""
+        return self._layer
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of its tables."""
+        return [table.name for table in self.spec.tables]
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of the weight that takes the marks of gradients."""
+        return () if self.is_on_tpu else host_engine.MARK_SHAPE
+
+    def trains(self, weight: Any, training: Any) -> bool:
+        """Whether a call is one that gradients may follow.
+
+        Args:
+          weight: Takes the marks; a `tf.Variable` or a Keras variable.
+          training: Of the call. What counts is whether a tape records, as for
+            any other weight; a true value says that one will, where a
+            `tf.function` is traced before.
+        """
+        if training:
+            return True
+        # `tf.recompute_grad` asks for the gradients of what its first run
+        # uses, where no tape records.
+        _tf_private.variable_accessed(getattr(weight, "value", weight))
+        return _tf_private.could_possibly_record() and (
+            _tf_private.should_record_backprop(
+                [tf.convert_to_tensor(weight)]))
 
     @property
     def num_replicas(self) -> int:
@@ -97,39 +164,52 @@ class EmbeddingSteps:
         """Returns the activations of a new step of the calling replica.
 
         Args:
-          step: A float32 scalar that the model trains. Its gradient is 1, or
-            not finite if that of an activation is not.
+          step: A float32 weight of `mark_shape` that the model trains. Its
+            gradient is a mark of the call's, or not finite if that of an
+            activation is not.
           inputs: Structure of the feature config, as `enqueue` takes it.
           weights: None, or the same structure of weights.
 
         Raises:
-          RuntimeError: If there are several replicas and none is calling.
+          RuntimeError: If there are several replicas and none is calling, or
+            a table has no optimizer.
         """
         replica = self._replica("call")
-        if replica == 0 and not self.is_on_tpu:
-            # A step that was never applied, as when a scaled loss overflowed.
-            # Replicas run in order, so that none of this step is in yet.
-            self.embedding.reset()
         inputs, weights = self._cut(inputs, weights)
-        self.embedding.enqueue(inputs, weights, name=self._layer)
-        found = self.embedding.dequeue(name=self._layer)
-        flat = self._connect(replica, step, *tf.nest.flatten(found))
+        state = self.embedding._state
+        state.check_can_step("call")
+        state.check_optimizers("call in a training step")
+        if self.is_on_tpu:
+            self.embedding.enqueue(inputs, weights, name=self._layer)
+            found = tf.nest.flatten(self.embedding.dequeue(name=self._layer))
+            take = self._of_last_call(replica)
+        else:
+            lookup, found = state.backend.open(inputs, weights)
+            take = functools.partial(state.backend.follow, lookup)
+        flat = self._connect(take, step, *found)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
 
-    def apply(self, scale: tf.Tensor):
-        """Lets the tables take the step whose gradients were taken last.
-
-        They take it when the last replica calls.
+    def apply(self, marks: tf.Tensor):
+        """Lets the tables take a step, when the last replica calls.
 
         Args:
-          scale: What the gradients are to be multiplied with.
+          marks: What came for the weight of `start`: a sum of marks, of which
+            each stands for the gradients of one call. They are multiplied
+            with its factor in the sum.
 
         Raises:
           RuntimeError: If none were taken.
           ValueError: If the tables are on a TPU, and this is a branch that
             not every step takes.
         """
-        if self.is_on_tpu and not self._is_in_program():
+        if not self.is_on_tpu:
+            self.embedding._state.backend.apply_followed(marks)
+            if self._schedules and (
+                    self.embedding._state.replicas.is_last_here(
+                        self._replica("apply"))):
+                self.embedding.schedule_updates.assign_add(1)
+            return
+        if not self._is_in_program():
             raise ValueError(
                 "The model's optimizer must be applied in every step on a "
                 "TPU, which waits for the gradients: a loss scale, which may "
@@ -139,10 +219,10 @@ class EmbeddingSteps:
         if gradients is None:
             raise RuntimeError(
                 f"Layer {self._layer!r} has no gradients to apply; call it "
-                "with training=True inside the tape, once per step.")
+                "inside the tape, once per step.")
         self.embedding.apply_gradients(
             tf.nest.pack_sequence_as(
-                self.feature_config, [one * scale for one in gradients]),
+                self.feature_config, [one * marks for one in gradients]),
             name=self._layer)
 
     def _is_in_program(self) -> bool:
@@ -167,7 +247,8 @@ class EmbeddingSteps:
 
     def _cut(self, inputs, weights):
         features = dict(structure.flatten_with_paths(self.feature_config))
-        if not any(hasattr(one, "max_ids") for one in features.values()):
+        if weights is None and not any(
+                hasattr(one, "max_ids") for one in features.values()):
             return inputs, weights
         pairs = [
             keras_rs_configs.cut(features.get(path), ids, weight)
@@ -175,29 +256,39 @@ class EmbeddingSteps:
                 structure.flatten_with_paths(inputs),
                 structure.flatten_weights(weights, inputs, like="inputs"))]
         flat, flat_weights = zip(*pairs)
-        return (tf.nest.pack_sequence_as(inputs, flat), weights and
+        return (tf.nest.pack_sequence_as(inputs, flat),
+                None if weights is None else
                 tf.nest.pack_sequence_as(inputs, flat_weights))
 
     def _replica(self, method: str) -> int:
         return self.embedding._state.replicas.require_current(method)
 
-    def _connect(self, replica, step, *activations):
-        """The activations, as something that depends on the step."""
+    def _of_last_call(self, replica):
+        """What keeps the gradients of a TPU's step until it is applied."""
         this_call = self._latest_call[replica] = object()
 
+        def take(gradients):
+            if this_call is not self._latest_call[replica]:
+                raise RuntimeError(
+                    f"Layer {self._layer!r} must be called once in a "
+                    "training step on a TPU; give it the features of both "
+                    "calls under names of their own.")
+            self._gradients[replica] = gradients
+            return tf.ones([])
+
+        return take
+
+    def _connect(self, take, step, *activations):
+        """The activations, as something that depends on the step."""
         @tf.custom_gradient
         def connected(step, *activations):
             def gradient(*gradients):
-                if this_call is not self._latest_call[replica]:
-                    raise RuntimeError(
-                        f"Layer {self._layer!r} must be called once in a "
-                        "training step; give it the features of both calls "
-                        "under names of their own.")
-                # Kept until the optimizer is applied.
-                self._gradients[replica] = gradients
-                one_or_nan = 1 + tf.add_n([
-                    tf.reduce_sum(one * 0) for one in gradients])
-                return self._of_all(one_or_nan), *[None] * len(gradients)
+                gradients = [tf.convert_to_tensor(one) for one in gradients]
+                mark = take(gradients)
+                one_or_nan = self._of_all(1 + tf.add_n([
+                    tf.reduce_sum(one * 0) for one in gradients]))
+                mark = tf.where(mark == 0, 0.0, mark * one_or_nan)
+                return mark, *[None] * len(gradients)
 
             return [tf.identity(one) for one in activations], gradient
 

@@ -65,6 +65,9 @@ def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
         for name, variable in embedding._variables[table.name].items():
             dtype = f".{variable.dtype.name}" * _is_half(variable)
             found[f"{number}.{name}{dtype}"] = variable
+    updates = getattr(embedding, "schedule_updates", None)
+    if updates is not None:
+        found["schedule_updates"] = updates
     return found
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import host_optimizers
 from tf_layoutmap.layers.keras_rs_configs import CutFeatureConfig
+from tf_layoutmap.layers.scheduled_rate import ScheduledRate
 
 _tpu = tf.tpu.experimental.embedding
 _OPTIMIZERS = {one.__name__: one for one in (
@@ -91,6 +92,10 @@ def _read_table(saved: dict[str, Any]) -> Any:
         kind, settings = saved["optimizer"]
         settings = {name: tuple(one) if isinstance(one, list) else one
                     for name, one in settings.items()}
+        rate = settings.get("learning_rate")
+        if isinstance(rate, dict):
+            settings["learning_rate"] = ScheduledRate(
+                keras.optimizers.schedules.deserialize(rate["schedule"]))
         saved["optimizer"] = _OPTIMIZERS[kind](**settings)
     if saved["initializer"] is not None:
         saved["initializer"] = keras.initializers.deserialize(
@@ -110,7 +115,8 @@ def _write_initializer(initializer: Any) -> Any:
 def _write_optimizer(optimizer: Any) -> Any:
     if optimizer is None:
         return None
-    if callable(optimizer.learning_rate):
+    rate = optimizer.learning_rate
+    if callable(rate) and not isinstance(rate, ScheduledRate):
         raise ValueError(
             "A model with a dynamic learning rate cannot be saved with its "
             "configuration; use `save_weights`, or a learning rate that is a "
@@ -121,6 +127,9 @@ def _write_optimizer(optimizer: Any) -> Any:
             host_optimizers.HostOptimizer).parameters)
     settings = {name: getattr(optimizer, name) for name in sorted(names)
                 if hasattr(optimizer, name)}
+    if isinstance(rate, ScheduledRate):
+        settings["learning_rate"] = {
+            "schedule": keras.optimizers.schedules.serialize(rate.schedule)}
     clip = (optimizer.clip_gradient_min, optimizer.clip_gradient_max)
     if clip != (None, None):
         settings["clipvalue"] = list(clip)

@@ -11,6 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_layoutmap import _keras_private
+from tf_layoutmap.embedding import ragged_ids
+from tf_layoutmap.layers.scheduled_rate import ScheduledRate
+
 _tpu = tf.tpu.experimental.embedding
 
 # The TPU's rule of each optimizer, the settings both have, and those that
@@ -79,28 +83,77 @@ def read(feature_config: Any) -> Any:
 def cut(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     """Returns ids and weights of one input, at most `max_ids` per sample.
 
+    Weights of dense ids make both ragged: the engine takes weights so.
+
     Raises:
-      ValueError: If a dense input has another width.
-      TypeError: If it is sparse, where places beyond would be ids as well.
+      ValueError: If a dense input has another width, or its weights another
+        shape.
     """
     max_ids = getattr(feature, "max_ids", None)
+    where = f"(feature {getattr(feature, 'name', None)!r})"
+    if weights is not None and _is_dense(ids) and _is_dense(weights):
+        ids, weights = _to_ragged(
+            tf.convert_to_tensor(ids), tf.convert_to_tensor(weights), max_ids,
+            where)
     if max_ids is None:
         return ids, weights
-    where = f"(feature {feature.name!r})"
     if isinstance(ids, tf.SparseTensor):
-        raise TypeError(
-            "A feature with an `input_shape` of keras-rs must be dense or "
-            f"ragged. Received: a SparseTensor {where}.")
+        return _cut_sparse(feature, ids, weights, max_ids)
     if isinstance(ids, tf.RaggedTensor):
         if weights is not None:
             weights = weights[:, :max_ids]
         return ids[:, :max_ids], weights
+    _check_width(ids, max_ids, where)
+    return ids, weights
+
+
+def _is_dense(value) -> bool:
+    return not isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
+
+
+def _check_width(ids, max_ids, where):
     width = ids.shape[-1] if len(ids.shape) > 1 else max_ids
     if width not in (None, max_ids):
         raise ValueError(
             f"A dense input must have {max_ids} ids per sample, the last of "
             f"its `input_shape`. Received: shape {tuple(ids.shape)} {where}.")
-    return ids, weights
+
+
+def _to_ragged(ids, weights, max_ids, where):
+    """Dense ids and weights, `[num_samples]` or `[num_samples, n]`."""
+    if ids.shape.rank not in (1, 2) or not ids.shape.is_compatible_with(
+            weights.shape):
+        raise ValueError(
+            "Weights of dense ids must have their shape, [num_samples] or "
+            "[num_samples, ids per sample]. Received: ids of shape "
+            f"{ids.shape}, weights of shape {weights.shape} {where}.")
+    if max_ids is not None:
+        _check_width(ids, max_ids, where)
+    check = tf.debugging.assert_equal(
+        tf.shape(ids), tf.shape(weights),
+        f"Weights of dense ids must have their shape {where}.")
+    with tf.control_dependencies([] if check is None else [check]):
+        weights = tf.identity(weights)
+    if ids.shape.rank == 1:
+        ids, weights = ids[:, tf.newaxis], weights[:, tf.newaxis]
+    ragged = tf.RaggedTensor.from_tensor(ids)
+    return ragged, ragged.with_values(tf.reshape(weights, [-1]))
+
+
+def _cut_sparse(feature, ids, weights, max_ids):
+    """The first ids of each sample, wherever in it they are."""
+    samples = ids.indices[:, 0]
+    positions = tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
+        tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
+    kept = positions < max_ids
+    if isinstance(weights, tf.SparseTensor):
+        # All of them are compared with the ids, before any is left out.
+        places = ragged_ids.same_places(
+            feature, "indices", ids.indices, weights.indices)
+        with tf.control_dependencies([places]):
+            kept = tf.identity(kept)
+        weights = tf.sparse.retain(weights, kept)
+    return tf.sparse.retain(ids, kept), weights
 
 
 def _max_ids(feature) -> int | None:
@@ -131,11 +184,22 @@ def _read_table(table):
     return _tpu.TableConfig(
         vocabulary_size=table.vocabulary_size, dim=table.embedding_dim,
         initializer=keras.initializers.get(table.initializer),
-        optimizer=_read_optimizer(table.optimizer, where),
+        optimizer=read_optimizer(table.optimizer, where),
         combiner=table.combiner, name=table.name)
 
 
-def _read_optimizer(optimizer, where):
+def read_optimizer(optimizer: Any, where: str) -> Any:
+    """Returns a table's optimizer, of Keras or by name, as the TPU's rule.
+
+    Args:
+      optimizer: A Keras optimizer, its name, one of
+        `tf.tpu.experimental.embedding`, or None; the last two are returned.
+      where: What is said at the end of a message.
+
+    Raises:
+      ValueError: If it has a setting that the rule has not.
+      TypeError: If no rule is like it.
+    """
     if optimizer is None or hasattr(optimizer, "use_gradient_accumulation"):
         return optimizer
     if isinstance(optimizer, str):
@@ -161,11 +225,10 @@ def _read_optimizer(optimizer, where):
                 f"`{setting}` of a table's optimizer must be {default!r}; "
                 f"the TPU's {rule.__name__} has no such setting. Received: "
                 f"{setting}={value!r} {where}.")
-    rate = optimizer.get_config()["learning_rate"]
-    if not isinstance(rate, float):
-        raise ValueError(
-            "The learning rate of a table's optimizer must be a number; for "
-            "one that changes give tf.tpu.experimental.embedding."
-            f"{rule.__name__} a callable. Received: {rate!r} {where}.")
+    rate = _keras_private.learning_rate_of(optimizer)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = ScheduledRate(rate)
+    elif not callable(rate):
+        rate = float(optimizer.get_config()["learning_rate"])
     return rule(rate, clipvalue=optimizer.clipvalue, **{
         setting: getattr(optimizer, setting) for setting in settings})

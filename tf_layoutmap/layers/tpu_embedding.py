@@ -6,8 +6,11 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layers import flavours
-from tf_layoutmap.layers.tpu_embedding_core import TPUEmbeddingCore
+from tf_layoutmap.layers import flavours, missing_gradients
+from tf_layoutmap.layers.tpu_embedding_core import (
+    TPUEmbeddingCore,
+    read_feature_config,
+)
 
 
 class _StepWeight(keras.Variable):
@@ -20,8 +23,9 @@ class _StepWeight(keras.Variable):
     def __init__(self, layer: "TPUEmbedding"):
         self._layer = layer
         # Of a callable: Keras may be tracing, and make the value later.
-        super().__init__(keras.initializers.Zeros(), shape=(), name="step",
-                         dtype="float32", autocast=False)
+        super().__init__(
+            keras.initializers.Zeros(), shape=layer._steps.mark_shape,
+            name="marks", dtype="float32", autocast=False)
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -31,6 +35,11 @@ class _StepWeight(keras.Variable):
     @overwrite_with_gradient.setter
     def overwrite_with_gradient(self, value: bool) -> None:
         raise AttributeError("A step weight has no gradient of its own.")
+
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        return missing_gradients.message(
+            self._layer.name, self._layer._steps.table_names)
 
     def assign(self, value):
         optimizer = _keras_private.applying_optimizer()
@@ -48,8 +57,9 @@ class _StepWeight(keras.Variable):
         return value
 
 
-# So that what comes to `assign` is 1 over the scale.
+# So that what comes to `assign` is a mark over the scale.
 _keras_private.unscale_gradients_of(_StepWeight)
+_keras_private.require_gradients_of(_StepWeight)
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -96,7 +106,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, feature_config: Any, optimizer: Any = None, *,
+    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
+                 feature_configs: Any = None, table_stacking: Any = "auto",
                  partitioner: Any = None, out_of_range: str = "error",
                  table_dtypes: Any = None, rounding_seed: int = 0,
                  **kwargs: Any):
@@ -106,8 +117,13 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
           feature_config: Nested structure of
             `tf.tpu.experimental.embedding.FeatureConfig`, or of
             `keras_rs.layers.FeatureConfig`.
-          optimizer: Of tables that bring none; None for tables that only
-            serve, with `trainable=False`.
+          optimizer: Of tables that bring none: one of
+            `tf.tpu.experimental.embedding`, a Keras optimizer or its name;
+            None for tables that only serve, with `trainable=False`.
+          feature_configs: Another name of `feature_config`, that of
+            `keras_rs.layers.DistributedEmbedding`.
+          table_stacking: Of keras-rs: which tables a SparseCore keeps as one.
+            It changes no result, and nothing here.
           partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
           out_of_range: As of `tlm.TPUEmbedding`.
           table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
@@ -125,9 +141,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self.supports_jit = False
         self.autocast = False
         self._make_steps(
-            feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range, table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed)
+            read_feature_config(feature_config, feature_configs,
+                                table_stacking, self.name),
+            optimizer, partitioner=partitioner, out_of_range=out_of_range,
+            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
@@ -135,8 +152,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         if self.built:
             return
         self._steps.build()
-        self._step = _StepWeight(self)
-        self._step.trainable = self.trainable
+        self._marks = _StepWeight(self)
+        self._marks.trainable = self.trainable
         self.built = True
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,20 +169,22 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
           inputs: Structure of the feature config, as `enqueue` of
             `tlm.TPUEmbedding` takes it.
           weights: None, or the same structure of weights.
-          training: Whether the tables are to take a step.
+          training: None or a bool. The tables train where a gradient tape
+            records the call, whatever this is; True says that one will, where
+            a `tf.function` is traced outside of the tape.
 
         Returns:
           Structure of the feature config with tensors of the compute dtype.
         """
-        if training and self.trainable:
-            return self._cast(self._steps.start(
-                tf.convert_to_tensor(self._step), inputs, weights))
         if _keras_private.is_abstract() and self._steps.is_on_tpu:
             return self._cast(self._steps.zeros(inputs))
         if _keras_private.is_abstract():
             # `fit` of several replicas traces with the mean of their ids.
             inputs = tf.nest.map_structure(
                 lambda ids: tf.cast(ids, tf.int64), inputs)
+        elif self.trainable and self._steps.trains(self._marks, training):
+            return self._cast(self._steps.start(
+                tf.convert_to_tensor(self._marks), inputs, weights))
         return self._cast(self._steps.look_up(inputs, weights))
 
     def compute_output_spec(self, inputs: Any, weights: Any = None,

@@ -10,6 +10,30 @@ from tf_layoutmap.layers import embedding_store, feature_configs
 from tf_layoutmap.layers.embedding_steps import EmbeddingSteps
 
 
+def read_feature_config(
+    feature_config: Any, feature_configs: Any, table_stacking: Any, layer: str,
+) -> Any:
+    """Returns the one of two names that was used, after keras-rs' checks.
+
+    Raises:
+      TypeError: If both were used, or none.
+      ValueError: If `table_stacking` is nothing that keras-rs takes.
+    """
+    if (feature_config is None) == (feature_configs is None):
+        raise TypeError(
+            "Argument `feature_config` must be given, once; "
+            "`feature_configs` is another name of it. Received: "
+            f"feature_config={feature_config!r}, "
+            f"feature_configs={feature_configs!r} (layer {layer!r}).")
+    names = [table_stacking] if isinstance(table_stacking, str) else (
+        tf.nest.flatten(table_stacking))
+    if not all(isinstance(one, str) for one in names):
+        raise ValueError(
+            'Argument `table_stacking` must be "auto", or names of tables. '
+            f"Received: {table_stacking!r} (layer {layer!r}).")
+    return feature_configs if feature_config is None else feature_config
+
+
 class TPUEmbeddingCore:
     """A mixin for a layer class, which calls `_make_steps` in its `__init__`.
 
@@ -24,6 +48,15 @@ class TPUEmbeddingCore:
             self.name, feature_config, optimizer, **options)
         # An attribute of the layer: so that a checkpoint finds the tables.
         self.embedding = self._steps.embedding
+
+    def get_embedding_tables(self) -> dict[str, tf.Tensor]:
+        """Returns the rows by table name, as keras-rs' layer has them.
+
+        Each is a tensor `[num_rows, dim]`, a copy: for big tables
+        `embedding_tables` is better.
+        """
+        return {config.name: tf.convert_to_tensor(rows)
+                for config, rows in self.embedding_tables.items()}
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:

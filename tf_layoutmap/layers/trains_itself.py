@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap.layers import missing_gradients
 
 
 class TrainsItself:
@@ -31,6 +32,10 @@ class TrainsItself:
             value if scale is None else _divide(value, scale))
         return value
 
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        return missing_gradients.message(self.path, ())
+
     def accumulate(self, gradient: Any, steps: int, is_last: Any) -> None:
         """Takes one of `steps` gradients; a step with their mean at the last.
 
@@ -54,3 +59,4 @@ def _divide(gradient: Any, divisor: float) -> Any:
 
 _keras_private.unscale_gradients_of(TrainsItself)
 _keras_private.let_accumulate(TrainsItself)
+_keras_private.require_gradients_of(TrainsItself)

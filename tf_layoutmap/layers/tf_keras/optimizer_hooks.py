@@ -20,8 +20,9 @@ def serve_self_trained(kind: type) -> None:
     nor decays nor averages it.
 
     Args:
-      kind: Has a method `train(gradient)`, and `train_summed(gradient,
-        optimizer)` for one that was summed over the replicas before.
+      kind: Has a method `train(gradient)`; `train_summed(gradient,
+        optimizer)` for one that was summed over the replicas before; and
+        `missing_gradient()`, which returns what to say where there is none.
     """
     add_from_reference = Optimizer.add_variable_from_reference
     apply_gradients = Optimizer.apply_gradients
@@ -62,15 +63,14 @@ def serve_self_trained(kind: type) -> None:
     def _divide(self, apply, pairs, count, *args, **kwargs):
         own = [pair for pair in pairs if isinstance(pair[1], kind)]
         others = [pair for pair in pairs if not isinstance(pair[1], kind)]
-        has_gradients = [any(gradient is not None for gradient, _ in some)
-                         for some in (own, others)]
-        if has_gradients[1] or not has_gradients[0]:
-            result = apply(others or pairs, *args, **kwargs)
+        for gradient, variable in own:
+            if gradient is None:
+                raise ValueError(variable.missing_gradient())
+        if any(gradient is not None for gradient, _ in others):
+            result = apply(others, *args, **kwargs)
         else:
             result = count(1)
         for gradient, variable in own:
-            if gradient is None:
-                continue
             if _is_summed(self, args, kwargs):
                 variable.train_summed(gradient, self)
             else:

@@ -7,20 +7,28 @@ import tf_keras
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
-from tf_layoutmap.layers import flavours
+from tf_layoutmap.layers import flavours, missing_gradients
 from tf_layoutmap.layers.host_table import HOST
 from tf_layoutmap.layers.tf_keras import optimizer_hooks
-from tf_layoutmap.layers.tpu_embedding_core import TPUEmbeddingCore
+from tf_layoutmap.layers.tpu_embedding_core import (
+    TPUEmbeddingCore,
+    read_feature_config,
+)
 
 
 class StepVariable(_tf_private.ResourceVariable):
     """Tells a layer when the model's optimizer takes a step.
 
-    Its gradient is 1, or 1 over a loss scale by the time it is taken out.
+    Its gradient is a sum of marks, which a loss scale is taken out of.
     """
 
     # Of the layer's name; set by the layer, which is no part of the variable.
     steps = None
+
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        return missing_gradients.message(
+            self.steps.layer_name, self.steps.table_names)
 
     def train(self, gradient: tf.Tensor) -> None:
         """Lets the tables take their step; the optimizer calls this."""
@@ -74,7 +82,8 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, feature_config: Any, optimizer: Any = None, *,
+    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
+                 feature_configs: Any = None, table_stacking: Any = "auto",
                  partitioner: Any = None, out_of_range: str = "error",
                  table_dtypes: Any = None, rounding_seed: int = 0,
                  **kwargs: Any):
@@ -82,9 +91,10 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         # Ids must not become float16.
         super().__init__(**{"autocast": False, **kwargs})
         self._make_steps(
-            feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range, table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed)
+            read_feature_config(feature_config, feature_configs,
+                                table_stacking, self.name),
+            optimizer, partitioner=partitioner, out_of_range=out_of_range,
+            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
@@ -96,13 +106,13 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
                 f"Layer {self.name!r} does not train on a TPU in tf_keras; "
                 "tlm.layers.TPUEmbedding of Keras 3 does.")
         with tf.init_scope():
-            self.embedding.build()
+            self._steps.build()
             with tf.device(HOST):
-                step = StepVariable(
-                    0.0, name="step", trainable=True,
-                    distribute_strategy=strategy_in_scope())
-        step.steps = self._steps
-        self._step = step
+                marks = StepVariable(
+                    tf.zeros(self._steps.mark_shape), name="marks",
+                    trainable=True, distribute_strategy=strategy_in_scope())
+        marks.steps = self._steps
+        self._marks = marks
         super().build(input_shape)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,12 +128,12 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
           inputs: Structure of the feature config, as `enqueue` of
             `tlm.TPUEmbedding` takes it.
           weights: None, or the same structure of weights.
-          training: Whether the tables are to take a step.
+          training: As of `tlm.layers.TPUEmbedding`.
 
         Returns:
           Structure of the feature config with tensors of the compute dtype.
         """
-        if training and self.trainable:
+        if self.trainable and self._steps.trains(self._marks, training):
             return self._cast(self._steps.start(
-                self._step.read_value(), inputs, weights))
+                self._marks.read_value(), inputs, weights))
         return self._cast(self._steps.look_up(inputs, weights))

@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.layers import missing_gradients
 from tf_layoutmap.layers.host_table import HostTable
 from tf_layoutmap.layers.tf_keras import optimizer_hooks
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
@@ -25,6 +26,10 @@ class TrainedTable(ShardedVariable):
         """Makes the slot variables of `optimizer`, which takes the steps."""
         self._optimizer = optimizer
         optimizer.create_slots(HostTable(self))
+
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        return missing_gradients.message(self.name, ())
 
     def train(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
         """Takes a step; the model's optimizer calls this."""

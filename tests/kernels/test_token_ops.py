@@ -1,0 +1,175 @@
+"""The host engine's lookups by token against the reference."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kernels import cases
+from tests.kernels.test_engine_ops import (
+    DIMS,
+    FEATURES,
+    HYPERPARAMETERS,
+    Engine,
+    FailedPrecondition,
+    InvalidArgument,
+    inputs_of,
+    random_batch,
+    random_gradients,
+)
+from tf_layoutmap import _ops
+
+
+class TokenEngine(Engine):
+    def open(self, replica, batch, dtype=np.int64):
+        token = _ops.open_step(
+            engine=self.handle, replica=replica, **inputs_of(batch, dtype))
+        return token, _ops.look_up_step(
+            engine=self.handle, replica=replica, token=token,
+            shards=cases.handles(self.shards), num_features=len(FEATURES),
+            dims=[DIMS[one.table] for one in FEATURES],
+            max_sequence_lengths=[
+                one.max_sequence_length for one in FEATURES])
+
+    def follow(self, replica, token, gradients):
+        return _ops.follow_step(engine=self.handle, replica=replica,
+                                token=token, gradients=gradients)
+
+    def apply_followed(self, replica, marks, **changes):
+        return _ops.apply_followed(**{
+            "engine": self.handle, "replica": replica, "marks": marks,
+            "hyperparameters": HYPERPARAMETERS,
+            "shards": cases.handles(self.shards),
+            "slots": cases.handles(self.slots), "rounding_steps": [],
+            **changes})
+
+    def kept(self):
+        found = _ops.describe_host_engine(self.handle)
+        return found.num_open.numpy().tolist(), (
+            found.num_followed.numpy().tolist())
+
+
+@pytest.mark.parametrize("dtype", cases.ID_TYPES)
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_training_is_the_references_to_the_bit(num_replicas, dtype):
+    engine = TokenEngine(num_replicas)
+    for step in range(6):
+        opened = []  # by call: (replica, token, token of the reference)
+        for call in range(3):
+            for r in range(num_replicas):
+                batch = random_batch(step * 100 + call * 10 + r)
+                token, found = engine.open(r, batch, dtype)
+                its_token, expected = engine.twin.open(r, batch)
+                opened.append((r, token, its_token, call))
+                for one, other in zip(found, expected, strict=True):
+                    cases.same_bits(one, other)
+        marks = [tf.zeros([64, 2])] * num_replicas
+        followed = []
+        # Backwards, as a tape; the second call is followed by nobody.
+        for r, token, its_token, call in reversed(opened):
+            if call == 1:
+                continue
+            factor = [0.5, 0.0, 1.0][call]
+            gradients = random_gradients(step * 100 + call * 10 + r)
+            mark = engine.follow(r, token, gradients)
+            marks[r] += factor * mark
+            followed.append((its_token, factor, gradients))
+        for r in reversed(range(num_replicas)):
+            engine.apply_followed(r, marks[r])
+        engine.twin.apply_followed(followed, HYPERPARAMETERS)
+        engine.check()
+
+
+def test_steps_in_order_and_by_token_leave_each_other_alone():
+    engine = TokenEngine()
+    batch, gradients = random_batch(1), random_gradients(1)
+    engine.enqueue(0, inputs_of(batch))
+    engine.twin.enqueue(0, True, batch)
+    token, _ = engine.open(0, batch)
+    its_token, _ = engine.twin.open(0, batch)
+    engine.dequeue(0)
+    engine.twin.dequeue(0)
+    engine.apply_followed(0, engine.follow(0, token, gradients))
+    engine.twin.apply_followed([(its_token, 1, gradients)], HYPERPARAMETERS)
+    engine.check()
+    engine.apply(0, gradients)
+    engine.twin.apply(0, gradients, HYPERPARAMETERS)
+    engine.check()
+
+
+def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
+    engine = TokenEngine()
+    batch, gradients = random_batch(1), random_gradients(1)
+    inputs = inputs_of(batch)
+
+    @tf.function
+    def step(num_calls):
+        marks = tf.zeros([64, 2])
+        for _ in tf.range(num_calls):
+            token = _ops.open_step(engine=engine.handle, replica=0, **inputs)
+            marks += engine.follow(0, token, gradients)
+        engine.apply_followed(0, marks)
+
+    for num_calls in (1, 3):
+        step(tf.constant(num_calls))
+        engine.twin.apply_followed(
+            [(engine.twin.open(0, batch)[0], 1, gradients)
+             for _ in range(num_calls)], HYPERPARAMETERS)
+        engine.check()
+    assert engine.kept() == ([4], [0])
+
+
+def test_marks_of_nothing_train_nothing():
+    engine = TokenEngine()
+    engine.apply_followed(0, tf.zeros([64, 2]))
+    engine.check()
+
+
+def test_what_has_expired_is_refused_by_its_token():
+    engine = TokenEngine()
+    gradients = random_gradients(1)
+    token, _ = engine.open(0, random_batch(1))
+    mark = engine.follow(0, token, gradients)
+    for _ in range(64):
+        engine.open(0, random_batch(2))
+    with pytest.raises(FailedPrecondition, match=(
+            "Lookup 1 of replica 0 has expired.*64 newer.*'ads', 'words'")):
+        engine.follow(0, token, gradients)
+    engine.apply_followed(0, mark)
+    with pytest.raises(FailedPrecondition, match="were applied already"):
+        engine.apply_followed(0, mark)
+    _ops.reset_host_engine(engine.handle)
+    assert engine.kept() == ([0], [0])
+    assert int(engine.open(0, random_batch(1))[0]) == 66
+
+
+BAD_CALLS = {
+    "a replica too many": (
+        lambda e, t: e.open(1, random_batch(1)), "`replica` must be in"),
+    "a token of nobody": (
+        lambda e, t: e.follow(0, 7, random_gradients(1)),
+        "`token` must be that of a lookup.*Received: 7"),
+    "a gradient too long": (
+        lambda e, t: e.follow(0, t, random_gradients(1, num_samples=4)),
+        "Feature 'clicked': its gradient must be shaped like"),
+    "a gradient too few": (
+        lambda e, t: e.follow(0, t, random_gradients(1)[:-1]),
+        "This engine has 4 features. Received: 3"),
+    "marks too few": (
+        lambda e, t: e.apply_followed(0, tf.zeros([3, 2])),
+        "`marks` must have 128 values. Received: 6"),
+    "a learning rate that is none": (
+        lambda e, t: e.apply_followed(
+            0, e.follow(0, t, random_gradients(1)),
+            hyperparameters=[np.array([np.nan], np.float32),
+                             HYPERPARAMETERS[1]]), "'ads'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_a_bad_call_changes_nothing(case):
+    call, words = BAD_CALLS[case]
+    engine = TokenEngine()
+    token, _ = engine.open(0, random_batch(1))
+    with pytest.raises(InvalidArgument, match=words):
+        call(engine, token)
+    engine.check()

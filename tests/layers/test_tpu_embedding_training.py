@@ -1,0 +1,366 @@
+"""`tlm.layers.TPUEmbedding` trains whenever `keras.layers.Embedding` would.
+
+Programs as people write them, compared with the same program over stock
+layers. Ids of a batch are drawn so that rows repeat.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+
+NUM_ROWS, DIM, BATCH = 12, 4, 8
+START = np.random.default_rng(1).standard_normal(
+    (NUM_ROWS, DIM)).astype(np.float32)
+
+# Stock layers add gradients of a row up in another order.
+CLOSE = dict(rtol=1e-5, atol=1e-6)
+
+
+def start(shape, shard_info=None, dtype=None):
+    del shape, shard_info, dtype
+    return tf.constant(START)
+
+
+def ours(trainable=True):
+    table = tpu.TableConfig(NUM_ROWS, DIM, start, combiner="sum", name="words")
+    return tlm.layers.TPUEmbedding(
+        tpu.FeatureConfig(table), tpu.SGD(0.5), trainable=trainable,
+        name="embedding")
+
+
+def stock(trainable=True):
+    return keras.layers.Embedding(
+        NUM_ROWS, DIM, keras.initializers.Constant(START),
+        trainable=trainable, name="embedding")
+
+
+def rows_of(layer):
+    if isinstance(layer, keras.layers.Embedding):
+        return np.asarray(layer.embeddings)
+    return layer.get_embedding_tables()["words"].numpy()
+
+
+def dense(seed=1):
+    return keras.layers.Dense(
+        1, kernel_initializer=keras.initializers.RandomNormal(seed=seed))
+
+
+class WithoutTraining(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.embedding, self.top = layer, dense()
+
+    def call(self, x):
+        return self.top(self.embedding(x))
+
+
+class WithTraining(WithoutTraining):
+    def call(self, x, training=None):
+        return self.top(self.embedding(x, training=training))
+
+
+class FineTuned(WithoutTraining):
+    """Its batch norms would be frozen so; an embedding trains."""
+
+    def call(self, x):
+        return self.top(self.embedding(x, training=False))
+
+
+class Siamese(WithoutTraining):
+    def call(self, x):
+        one, other = self.embedding(x), self.embedding((x * 5 + 1) % NUM_ROWS)
+        return self.top(one * other)
+
+
+class Nested(WithoutTraining):
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.inner = WithoutTraining(layer)
+
+    def call(self, x):
+        return self.inner(x) + self.top(tf.nn.relu(self.inner(x)))
+
+
+class OwnStep(WithoutTraining):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+class Twice(WithoutTraining):
+    """Two losses of one lookup, by one persistent tape."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            found = self(x)
+            losses = [self.compute_loss(x, y, found),
+                      tf.reduce_mean(tf.abs(found))]
+        weights = self.trainable_variables
+        gradients = [tape.gradient(loss, weights) for loss in losses]
+        self.optimizer.apply([
+            tf.convert_to_tensor(one) + 0.25 * tf.convert_to_tensor(other)
+            for one, other in zip(*gradients)], weights)
+        return {"loss": losses[0]}
+
+
+class Branched(WithoutTraining):
+    """Looks up in one of the branches of a `tf.cond`."""
+
+    def call(self, x):
+        return self.top(tf.cond(
+            tf.reduce_sum(x) > -1, lambda: self.embedding(x),
+            lambda: tf.zeros([tf.shape(x)[0], DIM])))
+
+
+class Recomputed(WithoutTraining):
+    def call(self, x):
+        return self.top(tf.recompute_grad(self.embedding)(x))
+
+
+def functional(layer):
+    x = keras.Input([], dtype="int64")
+    return keras.Model(x, dense()(layer(x)))
+
+
+def sequential(layer):
+    return keras.Sequential([keras.Input([], dtype="int64"), layer, dense()])
+
+
+MODELS = [WithoutTraining, WithTraining, FineTuned, Siamese, Nested, OwnStep,
+          Twice, Branched, functional, sequential]
+
+
+def batches(num_batches=3):
+    rng = np.random.default_rng(2)
+    return (rng.integers(0, NUM_ROWS, num_batches * BATCH),
+            rng.standard_normal((num_batches * BATCH, 1)).astype(np.float32))
+
+
+def fit(make, layer, **options):
+    model = make(layer)
+    model.compile(keras.optimizers.SGD(0.5), "mse", **options)
+    x, y = batches()
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False,
+                        verbose=0)
+    return model, history.history["loss"]
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("make", MODELS)
+def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
+    expected, losses = fit(make, stock(), run_eagerly=run_eagerly)
+    model, found = fit(make, ours(), run_eagerly=run_eagerly)
+    np.testing.assert_allclose(found, losses, **CLOSE)
+    layer = model.get_layer("embedding")
+    assert np.any(rows_of(layer) != START)
+    np.testing.assert_allclose(
+        rows_of(layer), rows_of(expected.get_layer("embedding")), **CLOSE)
+    # Several calls of a step are one update.
+    assert layer.embedding.stats()["num_updates"] == 6
+    x, y = batches()
+    np.testing.assert_allclose(
+        model.evaluate(x, y, verbose=0), expected.evaluate(x, y, verbose=0),
+        **CLOSE)
+
+
+def test_a_recomputed_lookup_trains():
+    expected, losses = fit(Recomputed, stock(), run_eagerly=True)
+    model, found = fit(Recomputed, ours(), run_eagerly=True)
+    np.testing.assert_allclose(found, losses, **CLOSE)
+    np.testing.assert_allclose(
+        rows_of(model.embedding), rows_of(expected.embedding), **CLOSE)
+
+
+def open_lookups(layer):
+    found = layer.embedding._state.backend.engine.describe()
+    return found["open"], found["followed"]
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_evaluation_and_prediction_enqueue_nothing(make):
+    layer = ours()
+    model = make(layer)
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    x, y = batches()
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    model(x)
+    assert open_lookups(layer) == ([0], [0])
+    assert layer.embedding.stats()["features"]["feature"][
+        "num_samples"] == 0
+
+
+def own_loop(layer, as_function, **call):
+    top, optimizer = dense(), keras.optimizers.SGD(0.5)
+    losses = []
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((top(layer(x, **call)) - y) ** 2)
+        weights = layer.trainable_variables + top.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return loss
+
+    x, y = batches()
+    layer(x[:BATCH])
+    top.build([None, DIM])
+    optimizer.build(layer.trainable_variables + top.trainable_variables)
+    if as_function:
+        step = tf.function(step)
+    for first in range(0, len(x), BATCH):
+        losses.append(float(step(tf.constant(x[first:first + BATCH]),
+                                 tf.constant(y[first:first + BATCH]))))
+    return losses
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize("call", [{}, {"training": True}, {"training": False}])
+def test_a_loop_of_ones_own_trains_whatever_it_says(call, as_function):
+    expected, layer = stock(), ours()
+    losses = own_loop(expected, as_function)
+    np.testing.assert_allclose(
+        own_loop(layer, as_function, **call), losses, **CLOSE)
+    np.testing.assert_allclose(rows_of(layer), rows_of(expected), **CLOSE)
+
+
+def accumulate(layer, clip):
+    """Gradients of three batches, by hand, then one step; twice."""
+    optimizer = keras.optimizers.SGD(0.5)
+    x, y = batches(6)
+    layer(x[:1])
+    optimizer.build(layer.trainable_variables)
+    [weight] = layer.trainable_variables
+    total = None
+    for step in range(6):
+        here = slice(step * BATCH, (step + 1) * BATCH)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((layer(x[here]) - y[here]) ** 2)
+        gradient = tf.convert_to_tensor(tape.gradient(loss, weight.value))
+        if clip and step == 4:
+            continue
+        total = gradient if total is None else total + gradient
+        if step % 3 == 2:
+            optimizer.apply([total / 3], [weight])
+            total = None
+
+
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_gradients_added_up_by_hand_are_one_step(leaves_out):
+    expected, layer = stock(), ours()
+    accumulate(expected, leaves_out)
+    accumulate(layer, leaves_out)
+    np.testing.assert_allclose(rows_of(layer), rows_of(expected), **CLOSE)
+    assert layer.embedding.stats()["num_updates"] == 2
+
+
+def test_a_norm_of_all_gradients_does_not_see_the_table():
+    layer, weight = ours(), tf.Variable([3.0, 4.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1, 2]))) + tf.reduce_sum(
+            weight ** 2) / 2
+    gradients = tape.gradient(loss, [layer.trainable_variables[0].value,
+                                     weight])
+    assert float(tf.linalg.global_norm(gradients)) == 5.0
+
+
+def test_what_is_applied_twice_or_too_late_is_an_error():
+    layer, optimizer = ours(), keras.optimizers.SGD(0.5)
+    x = tf.constant([1, 2])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(x))
+    weights = layer.trainable_variables
+    gradients = tape.gradient(loss, weights)
+    optimizer.apply(gradients, weights)
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="applied already.*'words'"):
+        optimizer.apply(gradients, weights)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(x))
+    for _ in range(70):
+        layer(x, training=True)
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="Lookup 2 .*has expired.*64 newer"):
+        tape.gradient(loss, weights)
+    assert max(open_lookups(layer)[0]) == 64
+
+
+class Unused(WithoutTraining):
+    """Looks up, and does not use what it found."""
+
+    def call(self, x):
+        self.embedding(x)
+        return self.top(tf.cast(x, tf.float32)[:, tf.newaxis])
+
+
+class Stopped(WithoutTraining):
+    def call(self, x):
+        return self.top(tf.stop_gradient(self.embedding(x)))
+
+
+class OutsideOfTheTape(OwnStep):
+    def train_step(self, data):
+        x, y = data
+        found = self.embedding(x)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self.top(found))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def sharded():
+    return tlm.layers.ShardedEmbedding(
+        NUM_ROWS, DIM, embeddings_initializer="ones", optimizer="sgd",
+        name="embedding")
+
+
+@pytest.mark.parametrize("layer", [ours, sharded])
+@pytest.mark.parametrize("make", [Unused, Stopped, OutsideOfTheTape])
+def test_a_table_without_a_gradient_is_an_error(make, layer):
+    layer = layer()
+    layer.build()
+    with pytest.raises(ValueError, match="'embedding|/embedding") as error:
+        fit(make, layer)
+    for words in ("got no gradient", "not called in this step",
+                  "`tf.stop_gradient`", "trainable = False"):
+        assert words in str(error.value)
+    assert layer is not ours or "'words'" in str(error.value)
+
+
+@pytest.mark.parametrize("layer", [ours, sharded])
+def test_a_layer_that_is_not_trainable_needs_no_gradient(layer):
+    layer = layer()
+    layer.trainable = False
+    layer.build()
+    fit(Unused, layer)
+
+
+def test_a_step_may_leave_a_table_out():
+    layer, top = ours(), dense()
+    optimizer = keras.optimizers.SGD(0.5)
+    x, y = batches(1)
+    layer(x)
+    top.build([None, DIM])
+    weights = layer.trainable_variables + top.trainable_variables
+    optimizer.build(weights)
+    for uses_layer in (False, True, False):
+        before = rows_of(layer)
+        with tf.GradientTape() as tape:
+            found = layer(x) if uses_layer else tf.zeros([BATCH, DIM])
+            loss = tf.reduce_mean((top(found) - y) ** 2)
+        pairs = [(gradient, weight) for gradient, weight in zip(
+            tape.gradient(loss, weights), weights) if gradient is not None]
+        optimizer.apply_gradients(pairs)
+        assert np.any(rows_of(layer) != before) == uses_layer
