@@ -151,6 +151,8 @@ for _module, _name, _arguments in (
         (gen_array_ops, "strided_slice", ("input", "begin", "end", "strides")),
         (gen_array_ops, "strided_slice_grad",
          ("shape", "begin", "end", "strides", "dy")),
+        (gen_array_ops, "tensor_strided_slice_update",
+         ("input", "begin", "end", "strides", "value")),
         (gen_linalg_ops, "einsum", ("inputs", "equation")),
         (gen_nn_ops, "sparse_softmax_cross_entropy_with_logits",
          ("features", "labels"))):

@@ -65,7 +65,7 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     ids = dtensor.relayout(
         ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank))
     rows = sharded_rows.lookup(
-        weight.value, tf.reshape(ids, [-1]), name=weight.path)
+        weight.divided_value, tf.reshape(ids, [-1]), name=weight.path)
     return tf.reshape(rows, [*ids.shape, weight.shape[1]])
 
 
@@ -77,7 +77,8 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
       slices: What to add, equal rows summed.
       sign: 1 or -1.
     """
-    table = variable.value if isinstance(variable, MeshVariable) else variable
+    table = (variable.divided_value if isinstance(variable, MeshVariable)
+             else variable)
     # A step of gradient descent with the learning rate 1.
     sharded_rows.update(
         table, [], slices.indices, tf.cast(slices.values, tf.float32) * -sign,

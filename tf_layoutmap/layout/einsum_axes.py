@@ -69,25 +69,29 @@ def _summed(equation: str) -> set[str]:
     return set.intersection(*map(set, left.split(","))) - set(result)
 
 
-def axes_beside(equation: str, number: int,
-                axes: Sequence[str | None]) -> tuple[Axes, Axes] | None:
-    """Returns the axes of the other operand and of the result.
+def axes_of_product(equation: str, number: int, axes: Sequence[str | None],
+                    first: str | None) -> tuple[Axes, Axes, Axes] | None:
+    """Returns the axes of both operands and of the result.
 
     Each dimension is divided as the weight's dimension of the same label.
     Left to itself, DTensor may divide another one by the same axis and then
-    add up wrong pairs.
+    add up wrong pairs. Samples stay divided: where the weight is divided by
+    their axis, too, it is gathered along that one.
 
-    >>> axes_beside("abde,dec->abc", 1, (None, "model", None))
-    ((None, None, None, 'model'), (None, None, None))
+    >>> axes_of_product("abd,dec->aec", 1, ("batch", "model", None), "batch")
+    (('batch', None, None), (None, 'model', None), ('batch', 'model', None))
 
     Args:
       equation: Of two operands, with `->`.
       number: Which of them is the weight, 0 or 1.
       axes: The weight's mesh axes, None where it is whole.
+      first: What may divide the first dimension of the other operand; None if
+        nothing does.
 
     Returns:
-      Both, or None where only one label of the weight stands in each: then
-      there is one dimension to divide, and DTensor gets it right.
+      All three, or None where only one label of the weight stands in each of
+      the others: then there is one dimension to divide, and DTensor gets it
+      right.
     """
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
@@ -97,7 +101,9 @@ def axes_beside(equation: str, number: int,
     if max(len(set(weight) & set(term)) for term in (other, result)) < 2:
         return None
     axis_of = dict(zip(weight, axes))
-    of_other, of_result = (
-        tuple(axis_of.get(label) for label in term)
-        for term in (other, result))
-    return of_other, of_result
+    if first is not None and other and axis_of.get(other[0]) is None:
+        axis_of = {label: axis for label, axis in axis_of.items()
+                   if axis != first}
+        axis_of[other[0]] = first
+    return tuple(tuple(axis_of.get(label) for label in term)
+                 for term in (*terms, result))

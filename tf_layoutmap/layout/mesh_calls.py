@@ -97,20 +97,32 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
     options = {"optimize": "greedy", **options}
     subscripts = einsum_axes.spelled_out(
         subscripts, [len(x.shape) for x in operands])
-    beside = None
+    divided = None
     if host_values.traced_for_mesh() and len(operands) == 2:
-        number = int(isinstance(operands[1], MeshVariable))
-        if isinstance(operands[number], MeshVariable):
-            beside = einsum_axes.axes_beside(
-                subscripts, number, axes_of_layout(operands[number].layout))
-    if beside is None:
+        divided = _axes_of_product(subscripts, operands, home)
+    if divided is None:
         return original(subscripts, *operands, **options)
-    pinned = list(operands)
-    pinned[1 - number] = pinning.divided(
-        tf.convert_to_tensor(operands[1 - number]), home.mesh, beside[0])
+    *of_operands, of_result = divided
+    pinned = [pinning.divided(tf.convert_to_tensor(x), home.mesh, axes)
+              for x, axes in zip(operands, of_operands)]
     with tf.name_scope(mesh_ops.DIVIDED_ALIKE):
         result = original(subscripts, *pinned, **options)
-    return pinning.divided(result, home.mesh, beside[1])
+    return pinning.divided(result, home.mesh, of_result)
+
+
+def _axes_of_product(subscripts: str, operands: tuple[Any, ...],
+                     home: Any) -> tuple[Any, ...] | None:
+    """Returns the axes of both operands and the result, for a weight."""
+    number = int(isinstance(operands[1], MeshVariable))
+    weight, other = operands[number], operands[1 - number]
+    if not isinstance(weight, MeshVariable):
+        return None
+    size = other.shape[0] if len(other.shape) else None
+    is_cut = home.batch_dim is not None and size is not None and (
+        size % home.mesh.dim_size(home.batch_dim) == 0)
+    return einsum_axes.axes_of_product(
+        subscripts, number, axes_of_layout(weight.layout),
+        home.batch_dim if is_cut else None)
 
 
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803

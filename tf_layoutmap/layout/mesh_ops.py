@@ -14,17 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout import einsum_axes, pinning
+from tf_layoutmap.layout import einsum_axes, pinning, strided_slices
+from tf_layoutmap.layout.known_values import is_shape, known
 
 dtensor = tf.experimental.dtensor
-
-# What shapes are computed with: the host's, never divided, and TensorFlow must
-# be able to follow them to the static shapes of what is made with them.
-_OF_SHAPES = frozenset({
-    "Shape", "Const", "StridedSlice", "Slice", "Pack", "ConcatV2", "GatherV2",
-    "Mul", "Prod", "Cast", "Sub", "AddV2", "FloorDiv", "FloorMod", "Rank",
-    "Size", "Range", "Maximum", "Minimum", "ExpandDims", "Squeeze", "Reshape",
-    "Identity"})
 
 # A name scope of einsums whose operands are divided alike, which stay so. Their
 # gradients are made in it, too.
@@ -51,9 +44,13 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
         for module, name, ours, raw in (
                 (arrays, "concat_v2", concat, "ConcatV2"),
                 (arrays, "_slice", cut, "Slice"),
-                (arrays, "strided_slice", strided_slice, "StridedSlice"),
-                (arrays, "strided_slice_grad", strided_slice_gradient,
-                 "StridedSliceGrad"),
+                (arrays, "strided_slice", strided_slices.strided_slice,
+                 "StridedSlice"),
+                (arrays, "strided_slice_grad",
+                 strided_slices.strided_slice_gradient, "StridedSliceGrad"),
+                (arrays, "tensor_strided_slice_update",
+                 strided_slices.strided_slice_update,
+                 "TensorStridedSliceUpdate"),
                 (products, "einsum", einsum, "Einsum"),
                 (nn, "sparse_softmax_cross_entropy_with_logits",
                  sparse_cross_entropy,
@@ -102,7 +99,7 @@ def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
     Where what comes after divides that dimension, DTensor puts the parts of
     one device side by side, in the wrong order.
     """
-    if not isinstance(values, (list, tuple)) or all(map(_is_shape, values)):
+    if not isinstance(values, (list, tuple)) or all(map(is_shape, values)):
         return original(values, axis, name=name)
     static = tf.get_static_value(axis)
     # A layout can leave one dimension only as it is.
@@ -120,9 +117,9 @@ def cut(original: Callable[..., Any], mesh: Any, input: Any, begin: Any,
     Its own gradient pads, for which DTensor takes each device's part for all.
     Where they are computed, samples are whole.
     """
-    if _is_shape(input):
+    if is_shape(input):
         return original(input, begin, size, name=name)
-    starts, sizes = _known(begin), _known(size)
+    starts, sizes = known(begin), known(size)
     if starts is None or sizes is None or not input.shape.is_fully_defined():
         x = pinning.whole(input, mesh)
         return pinning.whole(original(x, begin, size, name=name), mesh)
@@ -135,29 +132,6 @@ def cut(original: Callable[..., Any], mesh: Any, input: Any, begin: Any,
     return _tf_private.gen_array_ops.strided_slice(
         input, starts, np.array(ends, starts.dtype), np.ones_like(starts),
         name=name)
-
-
-def strided_slice(original: Callable[..., Any], mesh: Any, input: Any,
-                  begin: Any, end: Any, strides: Any, **options: Any) -> Any:
-    """`x[..., ::-1]` and the like, of dimensions that are whole.
-
-    DTensor slices each part with the steps of the whole, which is right
-    forwards and leaves the parts in their old order backwards.
-    """
-    if _goes_forward(strides):
-        return original(input, begin, end, strides, **options)
-    pin = _pin_of(mesh, strides, options)
-    return pin(original(pin(input), begin, end, strides, **options))
-
-
-def strided_slice_gradient(
-        original: Callable[..., Any], mesh: Any, shape: Any, begin: Any,
-        end: Any, strides: Any, dy: Any, **options: Any) -> Any:
-    """The gradient of `strided_slice`, with the same dimensions whole."""
-    if _goes_forward(strides):
-        return original(shape, begin, end, strides, dy, **options)
-    pin = _pin_of(mesh, strides, options)
-    return pin(original(shape, begin, end, strides, pin(dy), **options))
 
 
 def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
@@ -195,38 +169,6 @@ def einsum(original: Callable[..., Any], mesh: Any, inputs: Any,
             for x, may_be in zip(
                 inputs, einsum_axes.first_may_be_divided(equation))]
     return original(inputs, equation, name=name)
-
-
-def _goes_forward(strides: Any) -> bool:
-    static = _known(strides)
-    return static is not None and bool((static > 0).all())
-
-
-def _pin_of(mesh: Any, strides: Any,
-            options: dict[str, Any]) -> Callable[[Any], Any]:
-    """Returns what leaves samples as they are if the slice does, too."""
-    static = _known(strides)
-    # The lowest bit of each mask is about the first dimension.
-    renumbered = any(options.get(mask, 0) & 1 for mask in (
-        "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"))
-    if static is None or static[0] < 0 or renumbered:
-        return lambda x: pinning.whole(x, mesh)
-    return lambda x: pinning.whole_samples(x, mesh)
-
-
-def _known(x: Any) -> np.ndarray | None:
-    """Returns the value of `x`, a list of tensors, say; None if unknown."""
-    return tf.get_static_value(tf.convert_to_tensor(x))
-
-
-def _is_shape(x: Any, depth: int = 8) -> bool:
-    """Whether `x` is known while tracing, or computed from shapes alone."""
-    if not tf.is_symbolic_tensor(x) or tf.get_static_value(x) is not None:
-        return True
-    if depth == 0 or x.op.type not in _OF_SHAPES:
-        return False
-    return x.op.type in ("Shape", "Rank", "Size") or all(
-        _is_shape(y, depth - 1) for y in x.op.inputs)
 
 
 def _of_a_dataset() -> bool:

@@ -55,9 +55,30 @@ class MeshVariable(keras.Variable):
 
     @property
     def value(self) -> Any:
-        """The DVariable; made here if this is the first need of it."""
+        """The DVariable; made here if this is the first need of it.
+
+        In the call of a layer, a tensor where the axis that cuts batches
+        divides it: gathered along that one, for samples to stay divided.
+        """
         self._realise()
-        return super().value
+        value = super().value
+        axis = self._mesh_home.batch_dim
+        if (self._value is None or axis is None or
+                axis not in self._value.layout.sharding_specs or
+                not host_values.traced_for_mesh() or
+                _keras_private.calling_layer() is None):
+            return value
+        # Otherwise DTensor meets one axis in two dimensions of a product, which
+        # it refuses or takes for pairs. The gradient is scattered again.
+        return dtensor.relayout(tf.convert_to_tensor(value), dtensor.Layout(
+            [dtensor.UNSHARDED if of_dimension == axis else of_dimension
+             for of_dimension in self._value.layout.sharding_specs],
+            self._value.layout.mesh))
+
+    @property
+    def divided_value(self) -> tf.Variable:
+        """The DVariable also in the call of a layer."""
+        return self._concrete_value()
 
     def _realise(self) -> None:
         if self._value is None and not _keras_private.is_abstract():
@@ -142,6 +163,8 @@ class MeshVariable(keras.Variable):
         target = self._concrete_value()
         if tf.executing_eagerly():
             value = self._to_own_layout(value)
+        elif tf.is_symbolic_tensor(value) and host_values.traced_for_mesh():
+            value = dtensor.relayout(value, target.layout)
         target.assign(tf.cast(value, target.dtype))
 
     def _concrete_value(self) -> Any:
@@ -150,7 +173,7 @@ class MeshVariable(keras.Variable):
 
     # In place of Keras' pair of methods, which know no slices.
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
-        return self.value._gather_saveables_for_checkpoint()
+        return self.divided_value._gather_saveables_for_checkpoint()
 
     def __deepcopy__(self, memo: dict) -> Any:
         raise TypeError(

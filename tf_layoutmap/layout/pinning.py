@@ -37,13 +37,15 @@ def whole(x: Any, mesh: Any) -> Any:
 
 
 def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
-    """Returns `x` divided by `axes`, its first dimension as it is if whole."""
+    """Returns `x` divided by `axes`.
+
+    All of them, the first too: were that to stay as it is, the same axis might
+    divide it, and a layout with an axis twice ends the process.
+    """
     if not _can_be_pinned(x):
         return x
-    first, *others = (
-        dtensor.UNSHARDED if axis is None else axis for axis in axes)
     return _relayout(
-        x, [dtensor.MATCH if first == dtensor.UNSHARDED else first, *others],
+        x, [dtensor.UNSHARDED if axis is None else axis for axis in axes],
         mesh)
 
 
