@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout import fit_checks, mesh_ops, pinning
+from tf_layoutmap.layout import fit_checks, mesh_loops, mesh_ops, pinning
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.pinning import on_mesh
 
@@ -116,6 +116,7 @@ def _queued_error(mesh: Any) -> tf.errors.OpError | None:
 
 # All that has to do with a mesh comes by this module first.
 mesh_ops.install(_mesh_of_any_trace)
+mesh_loops.install(_mesh_of_any_trace)
 
 
 def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:

@@ -18,6 +18,7 @@ from tf_layoutmap.layout import (
     mesh_calls,
     mesh_metrics,
     mesh_random,
+    recurrent,
 )
 from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
 from tf_layoutmap.layout.mesh_variable import MeshVariable
@@ -64,6 +65,7 @@ def install() -> None:
             _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
         _wrap(_keras_private.backend_numpy, "einsum", mesh_calls.einsum)
         _wrap(_keras_private.backend_numpy, "eye", mesh_calls.eye)
+        _wrap(_keras_private.backend, "rnn", recurrent.rnn)
         for name in ("normal", "truncated_normal", "uniform", "randint"):
             _wrap(_keras_private.backend_random, name, mesh_random.draw)
         _wrap(_keras_private.backend_random, "dropout", mesh_random.dropout)
