@@ -55,7 +55,10 @@ def install() -> None:
         _wrap(_keras_private.BaseTrainer, "get_metrics_result",
               keras_training.get_metrics_result)
         _wrap(_keras_private.BaseOptimizer, "build", keras_optimizers.build)
-        _wrap(_keras_private.BaseOptimizer, "apply", keras_optimizers.apply)
+        # Which of them scales losses looks at all gradients first.
+        for kind in (_keras_private.BaseOptimizer,
+                     _keras_private.LossScaleOptimizer):
+            _wrap(kind, "apply", keras_optimizers.apply)
         _wrap(keras.optimizers.Adagrad, "update_step",
               keras_optimizers.adagrad_step)
         for name in ("assign", "assign_add", "assign_sub"):

@@ -16,6 +16,7 @@ import tf_keras
 
 from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout import (
+    all_or_nothing,
     host_values,
     keras_training,
     mesh_calls,
@@ -224,8 +225,13 @@ class _Step:
         self._ready = False
 
         def run(batch: Any) -> Any:
-            outputs = step(batch)
-            counter.assign_add(1)
+            if self._verb != "train":
+                outputs = step(batch)
+                counter.assign_add(1)
+                return outputs
+            with all_or_nothing.whole_step(self._home.mesh):
+                outputs = step(batch)
+                counter.assign_add(1)
             return outputs
 
         # Shapes are kept, as for Keras 3: DTensor must know them.
