@@ -18,6 +18,7 @@ from tf_layoutmap.layout import (
     all_or_nothing,
     host_values,
     refusals,
+    step_errors,
 )
 from tf_layoutmap.layout.mesh_home import (
     MeshHome,
@@ -157,7 +158,7 @@ class _MeshStep:
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
-        with host_values.errors_once(self._home.mesh):
+        with step_errors.errors_once(self._home.mesh):
             with host_values.default_mesh(
                     self._home.mesh, self._home.batch_dim), refusals.explained(
                         self._model, self._verb, lambda: self._graph(batch)):

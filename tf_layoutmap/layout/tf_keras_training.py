@@ -22,6 +22,7 @@ from tf_layoutmap.layout import (
     mesh_calls,
     pinning,
     refusals,
+    step_errors,
     tf_keras_mapping,
     tf_keras_optimizers,
     unsupported,
@@ -246,7 +247,7 @@ class _Step:
                 x, mesh, self._home.batch_dim), batch)
         _state.mesh = mesh
         try:
-            with host_values.errors_once(mesh):
+            with step_errors.errors_once(mesh):
                 with host_values.default_mesh(mesh), refusals.explained(
                         self._model, self._verb):
                     outputs = self._run(batch)
