@@ -48,6 +48,7 @@ def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
     """
     error = None
     before = _now()
+    step_errors.complete_groups(mesh)
     with dtensor.default_mesh(mesh):
         _scopes.now = mesh, batch_dim
         try:

@@ -9,6 +9,7 @@ were cancelled.
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ dtensor = tf.experimental.dtensor
 
 _lock = threading.Lock()
 _probes: dict[str, Any] = {}
+_complete: set[str] = set()
 _installed = False
 
 
@@ -64,6 +66,35 @@ def _probe_of(mesh: Any) -> Any:
                 [np.zeros([1], np.float32)] * mesh.num_local_devices(),
                 dtensor.Layout.replicated(mesh, 1))
         return _probes[key]
+
+
+def complete_groups(mesh: Any) -> None:
+    """Lets all groups of devices that reduce on `mesh` find together, once.
+
+    An error of a step in which a group meets for the first time ends all
+    collective operations of the process, for good. Later ones do not.
+    """
+    key = mesh.to_string()
+    # Several processes would have to come here together.
+    if key in _complete or mesh.num_local_devices() < mesh.size or (
+            mesh.size == 1 or not tf.executing_eagerly()):
+        return
+    _complete.add(key)
+    names = mesh.dim_names
+    shape = [mesh.dim_size(name) for name in names]
+    layout = dtensor.Layout(names, mesh)
+
+    @tf.function(autograph=False)
+    def sums(x: Any) -> Any:
+        axes = range(len(names))
+        return [tf.reduce_sum(x, some) for n in range(1, len(names) + 1)
+                for some in itertools.combinations(axes, n)]
+
+    with dtensor.default_mesh(mesh):
+        for total in sums(dtensor.pack(
+                [np.zeros([1] * len(shape), np.float32)] * mesh.size,
+                layout)):
+            dtensor.unpack(total)[0].numpy()
 
 
 def install() -> None:
