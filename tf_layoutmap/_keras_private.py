@@ -6,6 +6,7 @@ remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
 import functools
+import importlib
 from typing import Any
 
 import keras
@@ -75,6 +76,10 @@ _safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 backend_numpy = _private("backend", "numpy")
 backend_nn = _private("backend", "nn")
 backend_core = _private("backend", "core")
+
+# Where recurrent layers loop over time.
+backend = importlib.import_module("keras.src.backend")
+_method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")
 
 # Where random layers draw.
 backend_random = _private("backend", "random")

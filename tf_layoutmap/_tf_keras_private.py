@@ -35,6 +35,17 @@ _NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")
 
+# Where all recurrent layers loop, and the layers that choose between functions
+# for CPUs and GPUs first.
+_NAMES.check_method(backend, "rnn", "inputs", "time_major", "input_length",
+                    "unroll")
+GPU_RECURRENT_LAYERS = {}
+for _name in ("lstm", "gru"):
+    for _function in ("standard_{}", "{}_with_backend_selection"):
+        _NAMES.find(f"layers.rnn.{_name}", _function.format(_name))
+    GPU_RECURRENT_LAYERS[importlib.import_module(
+        f"tf_keras.src.layers.rnn.{_name}")] = _name
+
 # Where an optimizer makes its variables and what it does in a step.
 Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
 LossScaleOptimizer = _NAMES.find(

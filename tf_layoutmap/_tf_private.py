@@ -164,6 +164,15 @@ def modules_with(function: Any, name: str) -> list[Any]:
     return [m for m in _HOLDERS if getattr(m, name, None) is function]
 
 
+# Where all of TensorFlow's Python makes a loop in a graph, and an array for it:
+# on a mesh loops are unrolled. And what the conditions of loops come to.
+while_v2 = _private("ops", "while_v2")
+tensor_array_ops = _private("ops", "tensor_array_ops")
+_private("ops.tensor_array_ops", "_GraphTensorArrayV2")
+_DTENSOR.check_method(while_v2, "while_loop", "cond", "body", "loop_vars",
+                      "maximum_iterations", "return_same_structure")
+evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
+
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
 

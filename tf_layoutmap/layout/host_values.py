@@ -12,7 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout import fit_checks, mesh_ops, pinning
+from tf_layoutmap.layout import (
+    fit_checks,
+    mesh_loops,
+    mesh_ops,
+    mesh_positions,
+    pinning,
+    step_errors,
+)
 from tf_layoutmap.layout.layout_map import axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.pinning import on_mesh
 
@@ -41,6 +48,7 @@ def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
     """
     error = None
     before = _now()
+    step_errors.complete_groups(mesh)
     with dtensor.default_mesh(mesh):
         _scopes.now = mesh, batch_dim
         try:
@@ -50,7 +58,9 @@ def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
         finally:
             _scopes.now = before
     if error is not None:
-        raise error
+        # Outside of the scope, where devices are asked for more of them.
+        with step_errors.errors_once(mesh):
+            raise error
 
 
 def traced_for_mesh() -> bool:
@@ -81,41 +91,11 @@ def _now() -> tuple[Any, str | None]:
     return getattr(_scopes, "now", (None, None))
 
 
-@contextlib.contextmanager
-def errors_once(mesh: Any) -> Iterator[None]:
-    """Raises the error of an operation on a mesh here, and nowhere else.
-
-    A device's queue raises it again at the next operation, which has done
-    nothing wrong; that one is made here. And of several devices one knows the
-    cause, the others only that they were cancelled.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        again = _queued_error(mesh)
-        if isinstance(error, tf.errors.CancelledError) and not isinstance(
-                again, (tf.errors.CancelledError, type(None))):
-            raise again from error
-        raise
-
-
-def _queued_error(mesh: Any) -> tf.errors.OpError | None:
-    """Returns an error that devices of `mesh` had in store, a cause first."""
-    layout = dtensor.Layout.replicated(mesh, 1)
-    found = None
-    for _ in range(mesh.num_local_devices()):
-        try:
-            for part in dtensor.unpack(
-                    to_mesh(np.zeros([1], np.float32), layout) + 1):
-                part.numpy()
-        except tf.errors.OpError as error:
-            if not isinstance(found, tf.errors.InvalidArgumentError):
-                found = error
-    return found
-
-
 # All that has to do with a mesh comes by this module first.
 mesh_ops.install(_mesh_of_any_trace)
+mesh_loops.install(_mesh_of_any_trace)
+mesh_positions.install(_mesh_of_any_trace)
+step_errors.install()
 
 
 def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
@@ -183,6 +163,11 @@ def to_host(tensor: Any) -> np.ndarray:
     if isinstance(tensor, tf.Variable):
         tensor = tensor.read_value()
     layout = dtensor.fetch_layout(tensor)
+    with step_errors.errors_once(layout.mesh):
+        return _to_host(tensor, layout)
+
+
+def _to_host(tensor: Any, layout: Any) -> np.ndarray:
     mesh = layout.mesh
     if layout.is_fully_replicated():
         return _array(dtensor.unpack(tensor)[0])

@@ -18,6 +18,7 @@ from tf_layoutmap.layout import (
     mesh_calls,
     mesh_metrics,
     mesh_random,
+    recurrent,
 )
 from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
 from tf_layoutmap.layout.mesh_variable import MeshVariable
@@ -54,7 +55,10 @@ def install() -> None:
         _wrap(_keras_private.BaseTrainer, "get_metrics_result",
               keras_training.get_metrics_result)
         _wrap(_keras_private.BaseOptimizer, "build", keras_optimizers.build)
-        _wrap(_keras_private.BaseOptimizer, "apply", keras_optimizers.apply)
+        # Which of them scales losses looks at all gradients first.
+        for kind in (_keras_private.BaseOptimizer,
+                     _keras_private.LossScaleOptimizer):
+            _wrap(kind, "apply", keras_optimizers.apply)
         _wrap(keras.optimizers.Adagrad, "update_step",
               keras_optimizers.adagrad_step)
         for name in ("assign", "assign_add", "assign_sub"):
@@ -64,6 +68,7 @@ def install() -> None:
             _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
         _wrap(_keras_private.backend_numpy, "einsum", mesh_calls.einsum)
         _wrap(_keras_private.backend_numpy, "eye", mesh_calls.eye)
+        _wrap(_keras_private.backend, "rnn", recurrent.rnn)
         for name in ("normal", "truncated_normal", "uniform", "randint"):
             _wrap(_keras_private.backend_random, name, mesh_random.draw)
         _wrap(_keras_private.backend_random, "dropout", mesh_random.dropout)

@@ -7,7 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout import adoption, divided_rows, host_values
+from tf_layoutmap.layout import (
+    adoption,
+    all_or_nothing,
+    divided_rows,
+    host_values,
+)
 from tf_layoutmap.layout.mesh_home import home_of
 from tf_layoutmap.layout.mesh_variable import MeshVariable
 
@@ -44,7 +49,9 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
     if home is not None:
         grads = [_like_its_weight(_with_static_shape(g, v), v)
                  for g, v in zip(grads, variables)]
-    with scope, _applying(home, variables):
+    mesh = None if home is None else home.mesh
+    with scope, _applying(home, variables), all_or_nothing.applying(
+            mesh, grads) as grads:
         return original(
             optimizer, grads,
             None if trainable_variables is None else variables)

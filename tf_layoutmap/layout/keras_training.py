@@ -13,7 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import adoption, host_values, refusals
+from tf_layoutmap.layout import (
+    adoption,
+    all_or_nothing,
+    host_values,
+    refusals,
+    step_errors,
+)
 from tf_layoutmap.layout.mesh_home import (
     MeshHome,
     activated,
@@ -134,8 +140,9 @@ class _MeshStep:
         self._ready = False
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
+        whole = self._whole_step if self._verb == "train" else step_function
         self._run = step_function if model.run_eagerly else tf.function(
-            step_function, autograph=False)
+            whole, autograph=False)
 
     def __call__(self, batch: Any) -> Any:
         batch = keras.tree.map_structure(_without_optional, batch)
@@ -151,13 +158,17 @@ class _MeshStep:
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
-        with host_values.errors_once(self._home.mesh):
+        with step_errors.errors_once(self._home.mesh):
             with host_values.default_mesh(
                     self._home.mesh, self._home.batch_dim), refusals.explained(
                         self._model, self._verb, lambda: self._graph(batch)):
                 outputs = self._run(batch)
             # Errors of a step arrive with what is read of it.
             return keras.tree.map_structure(to_host_tensor, outputs)
+
+    def _whole_step(self, batch: Any) -> Any:
+        with all_or_nothing.whole_step(self._home.mesh):
+            return self._step_function(batch)
 
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`, or None without one."""

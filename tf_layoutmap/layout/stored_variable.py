@@ -13,14 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout import host_values
+from tf_layoutmap.layout import all_or_nothing, host_values
 
 dtensor = tf.experimental.dtensor
 
 _KEY = _tf_private.VARIABLE_VALUE_KEY
 
 
-class StoredVariable(dtensor.DVariable):
+class StoredVariable(all_or_nothing.AllOrNothingVariable):
     """A `dtensor.DVariable` that is written as slices of one tensor."""
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:

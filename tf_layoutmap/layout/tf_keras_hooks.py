@@ -16,6 +16,7 @@ import tf_keras
 from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout import (
     host_values,
+    recurrent,
     tf_keras_mapping,
     tf_keras_optimizers,
     tf_keras_training,
@@ -77,6 +78,10 @@ def install() -> None:
               tf_keras_optimizers.update)
         _wrap(_tf_keras_private.backend, "_assign_value_to_variable",
               _assign_value)
+        _wrap(_tf_keras_private.backend, "rnn", recurrent.rnn)
+        for module, kind in _tf_keras_private.GPU_RECURRENT_LAYERS.items():
+            _wrap(module, f"{kind}_with_backend_selection",
+                  recurrent.without_gpu(getattr(module, f"standard_{kind}")))
         # tf_keras calls them when a model has its layers, and when a
         # subclassed model has been called for the first time.
         for name in ("_map_functional_model_variable",

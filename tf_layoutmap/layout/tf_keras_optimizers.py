@@ -9,7 +9,11 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
-from tf_layoutmap.layout import host_values, tf_keras_variable
+from tf_layoutmap.layout import (
+    all_or_nothing,
+    host_values,
+    tf_keras_variable,
+)
 
 dtensor = tf.experimental.dtensor
 
@@ -73,7 +77,12 @@ def apply_gradients(original: Callable[..., Any], optimizer: Any,
     grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
     _state.shapes = [v.shape for _, v in grads_and_vars]
     try:
-        return original(optimizer, grads_and_vars, *args, **kwargs)
+        with all_or_nothing.applying(
+                optimizer._mesh, [g for g, _ in grads_and_vars]) as gradients:
+            return original(
+                optimizer, list(zip(
+                    gradients, [v for _, v in grads_and_vars], strict=True)),
+                *args, **kwargs)
     finally:
         _state.shapes = None
 

@@ -16,11 +16,13 @@ import tf_keras
 
 from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout import (
+    all_or_nothing,
     host_values,
     keras_training,
     mesh_calls,
     pinning,
     refusals,
+    step_errors,
     tf_keras_mapping,
     tf_keras_optimizers,
     unsupported,
@@ -224,8 +226,13 @@ class _Step:
         self._ready = False
 
         def run(batch: Any) -> Any:
-            outputs = step(batch)
-            counter.assign_add(1)
+            if self._verb != "train":
+                outputs = step(batch)
+                counter.assign_add(1)
+                return outputs
+            with all_or_nothing.whole_step(self._home.mesh):
+                outputs = step(batch)
+                counter.assign_add(1)
             return outputs
 
         # Shapes are kept, as for Keras 3: DTensor must know them.
@@ -240,7 +247,7 @@ class _Step:
                 x, mesh, self._home.batch_dim), batch)
         _state.mesh = mesh
         try:
-            with host_values.errors_once(mesh):
+            with step_errors.errors_once(mesh):
                 with host_values.default_mesh(mesh), refusals.explained(
                         self._model, self._verb):
                     outputs = self._run(batch)

@@ -63,10 +63,6 @@ def weight_problems(layer: Any, variable: Any,
 
 def layer_problems(layer: Any) -> list[str]:
     """Returns why `layer` cannot run on a mesh, whatever its layouts."""
-    if is_kind(layer, (keras.layers.RNN,)) and not layer.unroll:
-        return [
-            f"{_named(layer)} loops over time with a TensorList, which "
-            "DTensor cannot place: pass unroll=True"]
     if is_kind(layer, _DEPTHWISE) and layer.trainable and (
             not policies.can_divide("DepthwiseConv2dNativeBackpropFilter")):
         return [

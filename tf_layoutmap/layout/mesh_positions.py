@@ -1,0 +1,103 @@
+"""Operations on positions of the whole tensor, given whole tensors.
+
+DTensor hands a device its part of what is scattered to, with positions that
+count through all of it: an error where one is outside of the part, a wrong
+number where it is not. Gradients of `tf.math.top_k`, `tf.sort` and
+`tf.gather_nd` scatter so.
+"""
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout import mesh_ops, pinning
+
+_lock = threading.Lock()
+_installed = False
+
+
+def install(mesh_of_trace: Callable[[], Any]) -> None:
+    """Replaces the operations, as `mesh_ops.install` does."""
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        arrays = _tf_private.gen_array_ops
+        for name, ours, public, raw in (
+                ("scatter_nd", scatter_nd, "scatter_nd", "ScatterNd"),
+                ("reverse_v2", reverse, "reverse", "ReverseV2"),
+                ("gather_v2", gather, None, "GatherV2")):
+            original = getattr(arrays, name)
+            fixed = functools.partial(ours, original)
+            wrapper = mesh_ops._wrapped(original, fixed, mesh_of_trace)
+            # TensorFlow gives two of them away as they are.
+            if public is not None and getattr(tf, public) is original:
+                setattr(tf, public, wrapper)
+            for holder in _tf_private.modules_with(original, name):
+                setattr(holder, name, wrapper)
+            setattr(tf.raw_ops, raw, mesh_ops._wrapped(
+                getattr(tf.raw_ops, raw), fixed, mesh_of_trace))
+        _installed = True
+
+
+def scatter_nd(original: Callable[..., Any], mesh: Any, indices: Any,
+               updates: Any, shape: Any, **options: Any) -> Any:
+    """`tf.scatter_nd`, on each device of all of it."""
+    return pinning.whole(original(
+        pinning.whole(tf.convert_to_tensor(indices), mesh),
+        pinning.whole(tf.convert_to_tensor(updates), mesh), shape,
+        **options), mesh)
+
+
+def reverse(original: Callable[..., Any], mesh: Any, tensor: Any, axis: Any,
+            name: str | None = None) -> Any:
+    """`tf.reverse`, which DTensor lacks, as a slice that goes backwards."""
+    tensor = tf.convert_to_tensor(tensor)
+    axes = tf.get_static_value(tf.convert_to_tensor(axis))
+    if axes is None or tensor.shape.rank is None:
+        return original(tensor, axis, name=name)
+    slices = [slice(None)] * tensor.shape.rank
+    for one in axes:
+        slices[one] = slice(None, None, -1)
+    return tensor[tuple(slices)] if slices else tensor
+
+
+def gather(original: Callable[..., Any], mesh: Any, params: Any, indices: Any,
+           axis: Any, batch_dims: int = 0, name: str | None = None) -> Any:
+    """`tf.gather`; with `batch_dims`, its gradient has a shape of numbers.
+
+    TensorFlow's computes the shape, and DTensor then knows no part of it.
+    """
+    call = functools.partial(
+        original, axis=axis, batch_dims=batch_dims, name=name)
+    if not batch_dims:
+        return call(params, indices)
+    params, indices = map(tf.convert_to_tensor, (params, indices))
+    if (tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims or
+            batch_dims < 0 or not params.shape.is_fully_defined() or
+            not indices.shape.is_fully_defined()):
+        return call(params, indices)
+    num_batches = math.prod(params.shape[:batch_dims])
+    length, row = params.shape[batch_dims], params.shape[batch_dims + 1:]
+    per_batch = math.prod(indices.shape[batch_dims:])
+
+    @tf.custom_gradient
+    def gathered(params: Any, indices: Any) -> Any:
+        def gradient(dy: Any) -> Any:
+            starts = tf.range(num_batches, dtype=indices.dtype) * length
+            positions = starts[:, tf.newaxis] + tf.reshape(
+                pinning.whole(indices, mesh), [num_batches, per_batch])
+            sums = tf.math.unsorted_segment_sum(
+                tf.reshape(pinning.whole(dy, mesh),
+                           [num_batches * per_batch, *row]),
+                tf.reshape(positions, [-1]), num_batches * length)
+            return pinning.whole(tf.reshape(sums, params.shape), mesh), None
+
+        return call(params, indices), gradient
+
+    return gathered(params, indices)

@@ -1,0 +1,121 @@
+"""Errors of a step on a mesh: raised once, and then no more.
+
+An operation on a mesh fails on the queue of a device, and the program hears of
+it when it reads a result. The queue keeps the error for the operation that
+comes next, which has done nothing wrong; a copy to the mesh even makes it stay
+for good. And of several devices one knows the cause, the others only that they
+were cancelled.
+"""
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+dtensor = tf.experimental.dtensor
+
+_lock = threading.Lock()
+_probes: dict[str, Any] = {}
+_complete: set[str] = set()
+_installed = False
+
+
+@contextlib.contextmanager
+def errors_once(mesh: Any) -> Iterator[None]:
+    """Raises the error of an operation on a mesh here, and nowhere else."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        # While a function is traced, nothing runs.
+        again = queued_error(mesh) if tf.executing_eagerly() else None
+        if isinstance(error, tf.errors.CancelledError) and not isinstance(
+                again, (tf.errors.CancelledError, type(None))):
+            raise again from error
+        raise
+
+
+def queued_error(mesh: Any) -> tf.errors.OpError | None:
+    """Takes the errors that devices of `mesh` have in store.
+
+    Returns:
+      One of them, a cause first; None without any.
+    """
+    found = None
+    for _ in range(mesh.num_local_devices() + 1):
+        try:
+            for part in dtensor.unpack(tf.identity(_probe_of(mesh))):
+                part.numpy()
+            break
+        except tf.errors.OpError as error:
+            if not isinstance(found, tf.errors.InvalidArgumentError):
+                found = error
+    return found
+
+
+def _probe_of(mesh: Any) -> Any:
+    """Returns a tensor on `mesh` to find errors with, 0.1 ms a time."""
+    key = mesh.to_string()
+    with _lock:
+        if key not in _probes:
+            _probes[key] = dtensor.pack(
+                [np.zeros([1], np.float32)] * mesh.num_local_devices(),
+                dtensor.Layout.replicated(mesh, 1))
+        return _probes[key]
+
+
+def complete_groups(mesh: Any) -> None:
+    """Lets all groups of devices that reduce on `mesh` find together, once.
+
+    An error of a step in which a group meets for the first time ends all
+    collective operations of the process, for good. Later ones do not.
+    """
+    key = mesh.to_string()
+    # Several processes would have to come here together.
+    if key in _complete or mesh.num_local_devices() < mesh.size or (
+            mesh.size == 1 or not tf.executing_eagerly()):
+        return
+    _complete.add(key)
+    names = mesh.dim_names
+    shape = [mesh.dim_size(name) for name in names]
+    layout = dtensor.Layout(names, mesh)
+
+    @tf.function(autograph=False)
+    def sums(x: Any) -> Any:
+        axes = range(len(names))
+        return [tf.reduce_sum(x, some) for n in range(1, len(names) + 1)
+                for some in itertools.combinations(axes, n)]
+
+    with dtensor.default_mesh(mesh):
+        for total in sums(dtensor.pack(
+                [np.zeros([1] * len(shape), np.float32)] * mesh.size,
+                layout)):
+            dtensor.unpack(total)[0].numpy()
+
+
+def install() -> None:
+    """Replaces `dtensor.copy_to_mesh`, the first time it is called."""
+    global _installed
+    with _lock:
+        if not _installed:
+            dtensor.copy_to_mesh = _copy_to_mesh(dtensor.copy_to_mesh)
+            _installed = True
+
+
+def _copy_to_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def copy_to_mesh(tensor: Any, layout: Any, *args: Any,
+                     **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            # Of a step whose results nobody has read: raised here, as the
+            # copy would, but the next one is made.
+            error = queued_error(layout.mesh)
+            if error is not None:
+                raise error
+        return original(tensor, layout, *args, **kwargs)
+
+    return copy_to_mesh
