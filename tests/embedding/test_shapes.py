@@ -167,9 +167,143 @@ def test_weights_of_a_spread_sequence_are_refused():
         embedding_of([2, 2]).enqueue(ids, ids.with_values(tf.ones([3])))
 
 
-def test_sequence_features_have_two_dimensions():
-    with pytest.raises(ValueError, match="must be of rank 2"):
-        embedding_of(length=2).enqueue(ids_of(2, 3, 1))
+# What `build` was told.
+
+SEQUENCES = [[1, 2, 3], [], [4], [5, 6]]
+CUT = np.zeros([4, 2, 2], np.float32)
+CUT[0], CUT[2, 0], CUT[3] = ROWS[[1, 2]], ROWS[4], ROWS[[5, 6]]
+
+
+@pytest.mark.parametrize("wrap", [
+    tf.ragged.constant, lambda ids: tf.ragged.constant(ids).to_sparse()],
+    ids=["ragged", "sparse"])
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_sequences_fill_the_places_that_build_was_told(wrap, combiner):
+    embedding = embedding_of(length=2, combiner=combiner)
+    embedding.build([tf.TensorShape([4, 2, None])])
+    np.testing.assert_array_equal(look_up(embedding, wrap(SEQUENCES)), CUT)
+    # The same as without `build`, updates too.
+    tables = []
+    for one in (embedding, embedding_of(length=2, combiner=combiner)):
+        one.enqueue(wrap(SEQUENCES))
+        one.apply_gradients(2 * one.dequeue() + 1)
+        tables.append(next(iter(one.embedding_tables.values())).numpy())
+    np.testing.assert_array_equal(*tables)
+    assert not np.array_equal(tables[0], ROWS)
+
+
+def test_dense_sequences_fill_the_places_that_build_was_told():
+    embedding = embedding_of(length=2)
+    embedding.build([tf.TensorShape([3, 2, 4])])
+    ids = ids_of(3, 3)
+    np.testing.assert_array_equal(
+        look_up(embedding, ids), ROWS[ids[:, :2]])
+    ids = ids_of(3, 1)
+    np.testing.assert_array_equal(
+        look_up(embedding, ids)[:, 0], ROWS[ids[:, 0]])
+
+
+def test_ids_of_more_dimensions_are_combined_in_a_sequence_feature():
+    ids = ids_of(2, 3, 2)
+    for is_told in (True, False):
+        embedding = embedding_of(length=3)
+        if is_told:
+            embedding.build([tf.TensorShape([2, 3, 2])])
+        np.testing.assert_array_equal(
+            look_up(embedding, ids), ROWS[ids].sum(axis=2))
+        np.testing.assert_array_equal(
+            look_up(embedding, tf.sparse.from_dense(ids + 1).with_values(
+                tf.constant(ids.ravel()))), ROWS[ids].sum(axis=2))
+
+
+def test_sequences_of_another_length_than_build_was_told_are_refused():
+    embedding = embedding_of(length=2)
+    embedding.build([tf.TensorShape([4, 3, None])])
+    with pytest.raises(ValueError, match=r"shape \['\?', 3\]"):
+        embedding.enqueue(tf.ragged.constant(SEQUENCES))
+
+
+def test_more_dimensions_after_a_sequence_are_refused():
+    embedding = embedding_of(length=2)
+    embedding.enqueue(tf.ragged.constant(SEQUENCES), training=False)
+    with pytest.raises(ValueError, match="must be of rank 2|of shape"):
+        embedding.enqueue(ids_of(4, 2, 1))
+    assert embedding.dequeue().shape == [4, 2, 2]
+
+
+@pytest.mark.parametrize("places", [[0, -1], [4, 0], [0, 0]])
+def test_sparse_positions_outside_their_sample_are_refused(places):
+    embedding = embedding_of(length=2)
+    embedding.build([tf.TensorShape([4, 2, None])])
+    bad = tf.SparseTensor([[0, 0], places], [1, 2], [4, 2])
+    with pytest.raises(Invalid, match="inside its shape, and ascend"):
+        embedding.enqueue(bad)
+
+
+@pytest.mark.parametrize("shape", [[2, 2, None], [4, 2, None]])
+def test_ragged_samples_fill_the_places_that_build_was_told(shape):
+    embedding = embedding_of()
+    embedding.build([tf.TensorShape(shape)])
+    found = look_up_only(embedding, tf.ragged.constant(SEQUENCES))
+    expected = np.zeros([*shape[:2], 2], np.float32)
+    if shape[0] == 2:  # as many samples as places
+        expected[:] = np.reshape(
+            [ROWS[ids].sum(axis=0) for ids in ([1, 2, 3], [], [4], [5, 6])],
+            [2, 2, 2])
+    else:
+        expected[:] = CUT
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="divides the"):
+        embedding.enqueue(tf.ragged.constant([[1], [2], [3]]))
+
+
+def look_up_only(embedding, value):
+    embedding.enqueue(value, training=False)
+    return embedding.dequeue().numpy()
+
+
+@pytest.mark.parametrize("shape", [[1, 1, 1], [3, 4, 1], [3], [2, 4, 2, 1]])
+def test_build_refuses_shapes_that_contradict_the_feature(shape):
+    embedding = embedding_of([2, 4])
+    with pytest.raises(ValueError, match="Inconsistent shape found"):
+        embedding.build([tf.TensorShape(shape)])
+    # Nothing of it stays.
+    embedding.build([tf.TensorShape([2, None, None])])
+    assert look_up(embedding, ids_of(2, 4, 1)).shape == (2, 4, 2)
+
+
+def test_build_tells_the_sizes_that_the_feature_leaves_open():
+    embedding = embedding_of([None, 2])
+    embedding.build([tf.TensorShape([3, 2, 1])])
+    with pytest.raises(ValueError, match="must have 6 samples"):
+        embedding.enqueue(ids_of(2, 2, 1))
+    assert look_up_only(embedding, tf.ragged.constant([[1]] * 6)).shape == (
+        3, 2, 2)
+
+
+def test_ragged_serving_heeds_an_output_shape_of_one_dimension():
+    table = tpu.TableConfig(10, 2, combiner="sum", name="words")
+    serve = lambda ids, shape: tlm.serving_embedding_lookup(  # noqa: E731
+        ids, None, {table: tf.constant(ROWS)},
+        tpu.FeatureConfig(table, output_shape=shape))
+    ids = tf.ragged.constant([[1], [2, 3], [], [4]])
+    for shape in ([3], [2]):
+        with pytest.raises(ValueError, match="divides the"):
+            serve(ids, shape)
+    assert serve(ids, [4]).shape == [4, 2]
+    # As TensorFlow's: fewer samples are sequences.
+    stock = tpu.serving_embedding_lookup(
+        ids, None, {table: tf.Variable(ROWS)},
+        tpu.FeatureConfig(table, output_shape=[8]))
+    np.testing.assert_array_equal(serve(ids, [8]), stock)
+
+    @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)])
+    def of_any_size(ids):
+        return serve(ids, [4])
+
+    assert of_any_size(ids).shape == [4, 2]
+    with pytest.raises(Invalid):
+        of_any_size(ids[:3])
 
 
 def test_forms_and_batch_sizes_may_differ_between_features():

@@ -27,6 +27,10 @@ def test_composite_tensors_are_leaves():
 def test_other_structures_are_refused_by_kind_and_by_size():
     with pytest.raises(TypeError, match="`features` must have the structure"):
         structure.check_same([1, 2], "features", (1, 2), "feature_config")
+    with pytest.raises(
+            TypeError, match=r"\(\., \[\.\]\),.*Received: \[\., \(\.,\)\],"):
+        structure.check_same(
+            [1, (2,)], "features", (1, [2]), "feature_config")
     with pytest.raises(ValueError, match=r"\['a', 'b'\].*Received.*\['a'\]"):
         structure.check_same(
             {"a": 1}, "features", {"a": 1, "b": 2}, "feature_config")

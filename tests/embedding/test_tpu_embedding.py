@@ -151,7 +151,7 @@ def test_build_refuses_shapes_that_are_none():
     with pytest.raises(ValueError, match="'ads/clicks'"):
         embedding_of().build(clicks([]))
     with pytest.raises(ValueError, match="'ads/clicks'"):
-        embedding_of(length=2).build(clicks([2, 2, 2]))
+        embedding_of(length=2).build(clicks([2, None, 2]))
     with pytest.raises(ValueError, match="at least 1"):
         embedding_of().build(per_replica_batch_size=0)
 

@@ -11,7 +11,6 @@ from tf_layoutmap.embedding import (
     config,
     gradient_checks,
     host_engine,
-    ragged_ids,
     replicas,
     step_modes,
     step_shapes,
@@ -69,14 +68,15 @@ class HostBackend:
         options = {"is_pipelined": self._is_pipelined,
                    "out_of_range": self._out_of_range,
                    "rounding_seed": self._rounding_seed}
+        spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
             worker_engine.agree_on_first_values(
                 variables, self._replicas.strategy)
             self.engine = worker_engine.WorkerEngine(
-                self._spec, variables, self._replicas, **options)
+                spec, variables, self._replicas, **options)
         else:
             self.engine = host_engine.HostEngine(
-                self._spec, variables,
+                spec, variables,
                 num_replicas=self._replicas.num_replicas, **options)
 
     def enqueue(self, features: Any, weights: Any, training: Any,
@@ -205,8 +205,6 @@ class HostBackend:
         flat_weights = structure.flatten_weights(
             weights, self._feature_config, like="feature_config")
         return [
-            self._shapes.check_input(index, ragged_ids.read_feature(
-                feature, value, weight))
-            for index, (feature, value, weight) in enumerate(zip(
-                self._spec.features, tf.nest.flatten(features),
-                flat_weights))]
+            self._shapes.read_input(index, value, weight)
+            for index, (value, weight) in enumerate(zip(
+                tf.nest.flatten(features), flat_weights))]

@@ -62,7 +62,8 @@ def read_feature(
       weight: None, or the factors of the ids in the same form.
 
     Returns:
-      The feature as the engine takes it.
+      The feature as the engine takes it; where its activations have other
+      places than samples, `places` lays them out.
 
     Raises:
       TypeError: If ids are not integers or weights not numbers.
@@ -108,7 +109,6 @@ def _read_dense(feature, value, weight) -> FeatureIds:
             f"{value.shape}.")
     sizes = [_dimension(value, axis)
              for axis in range(max(value.shape.rank - 1, 1))]
-    _check_rank(feature, len(sizes) + 1)
     return FeatureIds(
         ids=tf.reshape(value, [-1]), splits=tf.zeros([0], tf.int64),
         num_samples=_product(sizes), weights=_no_weights(),
@@ -122,7 +122,6 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
         raise ValueError(
             f"Sparse input {feature.name!r} must be of rank 2 or more, [..., "
             f"ids per sample]. Received: shape {value.shape}.")
-    _check_rank(feature, rank)
     indices = value.indices
     weights = _no_weights()
     if weight is not None:
@@ -168,59 +167,8 @@ def _read_ragged(feature, value, weight) -> FeatureIds:
             feature, "row_splits", row_splits, weight.row_splits)
     row_splits = tf.cast(row_splits, tf.int64)
     num_samples = _dimension(row_splits, 0) - 1
-    found = FeatureIds(ids=value.values, splits=row_splits,
-                       num_samples=num_samples, weights=weights)
-    if feature.output_shape is None or len(feature.output_shape) == 1:
-        return found
-    return _reshape_ragged(feature, found)
-
-
-def _reshape_ragged(feature, found: FeatureIds) -> FeatureIds:
-    """Lays samples out over an output shape of more than one dimension.
-
-    As TensorFlow has it: as many samples as the shape has places fill them,
-    in order; fewer samples are sequences, cut or filled to the places that
-    there are for each.
-    """
-    shape, given = feature.output_shape, found.static_num_samples
-    if None in shape or given is None:
-        raise ValueError(
-            f"Ragged input {feature.name!r} with an output_shape of several "
-            "dimensions must have sizes that are known while tracing. "
-            f"Received: output_shape={shape}, {given} samples.")
-    places = math.prod(shape)
-    found.inner_shape = tuple(shape[1:])
-    if given == places:
-        return found
-    if given < 1 or places % given:
-        raise ValueError(
-            f"Ragged input {feature.name!r} must have a number of samples that "
-            f"divides the {places} places of output_shape={shape}. Received: "
-            f"{given} samples.")
-    if found.weights.shape[0] != 0:
-        raise ValueError(
-            f"Weight specified for feature {feature.name!r}, whose samples are "
-            f"sequences of output_shape={shape}: no combiner would use it; "
-            "pass None.")
-    length = places // given
-    samples = tf.repeat(tf.range(given, dtype=tf.int64),
-                        found.splits[1:] - found.splits[:-1])
-    positions = tf.range(tf.size(samples, tf.int64), dtype=tf.int64)
-    positions -= tf.gather(found.splits, samples)
-    kept = tf.where(positions < length)[:, 0]
-    # The engine sees bad splits no more, so they are checked before.
-    check = tf.debugging.assert_equal(
-        tf.stack([found.splits[0], tf.size(samples, tf.int64)]),
-        tf.stack([tf.constant(0, tf.int64), tf.size(found.ids, tf.int64)]),
-        f"Feature {feature.name!r}: row_splits must start with 0 and end with "
-        "the number of ids.")
-    with tf.control_dependencies(_ops_only([check])):
-        kept = tf.identity(kept)
-    output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
-    found.ids = tf.gather(found.ids, kept)
-    found.splits = tf.stack([output, tf.zeros_like(output)], axis=1)
-    found.num_samples = places
-    return found
+    return FeatureIds(ids=value.values, splits=row_splits,
+                      num_samples=num_samples, weights=weights)
 
 
 def _no_weights() -> tf.Tensor:
@@ -236,14 +184,6 @@ def _product(sizes: Sequence[Any]):
 
 def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
     return tuple(size if isinstance(size, int) else None for size in sizes[1:])
-
-
-def _check_rank(feature, rank: int):
-    if rank > 2 and feature.is_sequence:
-        raise ValueError(
-            f"Input {feature.name!r} of a sequence feature must be of rank 2; "
-            "leave max_sequence_length out for more dimensions. Received: rank "
-            f"{rank}.")
 
 
 def _dimension(tensor: tf.Tensor, axis: int):

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import config, ragged_ids, structure
+from tf_layoutmap.embedding import config, places, ragged_ids, structure
 
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
@@ -106,7 +106,7 @@ def _without_optimizer(feature):
 
 def _lookup(feature, table, rows, value, weight, out_of_range):
     """Activations of one feature."""
-    found = ragged_ids.read_feature(feature, value, weight)
+    found = _read(feature, value, weight)
     shape = tf.TensorShape(rows.shape)
     if not shape.is_compatible_with([table.num_rows, table.dim]):
         raise ValueError(
@@ -123,7 +123,7 @@ def _lookup(feature, table, rows, value, weight, out_of_range):
     is_used = None
     if out_of_range == "drop":
         is_used = (ids >= 0) & (ids < table.num_rows)
-    if feature.is_sequence:
+    if feature.is_sequence and not found.inner_shape:
         activations = _place_in_sequence(
             feature, table, rows, ids, samples,
             _positions_of(feature, found, samples), num_samples, is_used)
@@ -140,7 +140,20 @@ def _lookup(feature, table, rows, value, weight, out_of_range):
         shape = [found.static_num_samples]
     if found.inner_shape:
         return _in_shape(feature, table, found, activations)
+    if isinstance(value, tf.RaggedTensor) and feature.output_shape:
+        shape = feature.output_shape
     return tf.ensure_shape(activations, [*shape, table.dim])
+
+
+def _read(feature, value, weight):
+    """The input, ragged samples laid out over the places of a shape."""
+    found = ragged_ids.read_feature(feature, value, weight)
+    shape = feature.output_shape
+    if not isinstance(value, tf.RaggedTensor) or shape is None:
+        return found
+    if len(shape) == 1 and None in (shape[0], found.static_num_samples):
+        return found
+    return places.fill(feature, found, shape)
 
 
 def _in_shape(feature, table, found, activations):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
-from tf_layoutmap.embedding import config, ragged_ids
+from tf_layoutmap.embedding import build_shapes, config, places, ragged_ids
+from tf_layoutmap.embedding.build_shapes import Shape
 
 
 class StepShapes:
@@ -15,8 +18,12 @@ class StepShapes:
 
     def __init__(self, spec: config.EmbeddingSpec):
         self._spec = spec
+        # As the engine has them: a sequence feature whose activations have
+        # the shape of inputs with more dimensions has no sequences there.
+        self._features = list(spec.features)
+        self._is_fixed = False
         # One per feature, once `declare` said so; None in it: any size.
-        self._num_samples: list[int | None] | None = None
+        self._declared_shapes: list[Shape] | None = None
         # Sizes of samples behind the first dimension, which later steps must
         # have too; unknown until the feature, `build` or an input tells.
         self._inner: list[tuple[int, ...] | None] = [
@@ -25,40 +32,71 @@ class StepShapes:
         # Per replica: the graph of its last dequeue, and samples by feature.
         self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
 
-    def declare(self, shapes: list[tuple[int | None, ...]]):
+    def fix_spec(self) -> config.EmbeddingSpec:
+        """Returns the spec for the engine, which keeps it."""
+        self._is_fixed = True
+        return dataclasses.replace(self._spec, features=tuple(self._features))
+
+    def declare(self, shapes: list[Shape]):
         """Holds every later step to these shapes of samples.
 
         Raises:
           ValueError: If others were declared before, or contradict the
             `output_shape` of a feature.
         """
-        num_samples: list[int | None] = []
-        for index, shape in enumerate(shapes):
-            feature = self._spec.features[index]
-            if feature.output_shape is None:
-                self._settle_inner(index, shape[1:])
-            else:
+        declared = []
+        for feature, shape in zip(self._spec.features, shapes):
+            if feature.output_shape is not None:
+                build_shapes.check(feature, feature.output_shape, shape)
                 # The shape of the feature comes first, as in TensorFlow.
-                shape = feature.output_shape
-            num_samples.append(_count(shape))
-        if self._num_samples not in (None, num_samples):
-            raise ValueError(
-                "`build` was called with per-replica batch sizes "
-                f"{self._num_samples}. Received: {num_samples}.")
-        self._num_samples = num_samples
+                shape = build_shapes.merge(feature.output_shape, shape)
+            declared.append(shape)
+        if self._declared_shapes is not None:
+            before, now = ([_count(one) for one in shapes] for shapes in (
+                self._declared_shapes, declared))
+            if before != now:
+                raise ValueError(
+                    "`build` was called with per-replica batch sizes "
+                    f"{before}. Received: {now}.")
+        for index, shape in enumerate(declared):
+            if self._spec.features[index].output_shape is None:
+                self._check_inner(index, shape[1:])
+                self._check_sequence(index, shape[1:])
+        for index, shape in enumerate(declared):
+            if self._spec.features[index].output_shape is None:
+                self._settle_inner(index, shape[1:])
+        self._declared_shapes = declared
 
-    def check_input(
-        self, index: int, inputs: ragged_ids.FeatureIds,
+    def read_input(
+        self, index: int, value: Any, weight: Any,
     ) -> ragged_ids.FeatureIds:
-        """Returns the input of feature `index`, of the size declared.
+        """Returns the input of feature `index` as the engine takes it.
 
         A size known only at run time is checked then, by an
         `InvalidArgumentError`.
 
         Raises:
-          ValueError: If it has another size.
+          TypeError, ValueError: As `ragged_ids.read_feature`, and if it has
+            another shape than declared.
         """
+        feature = self._spec.features[index]
+        inputs = ragged_ids.read_feature(feature, value, weight)
+        if feature.is_sequence:
+            if self._combines_places(index) and not inputs.inner_shape:
+                inputs = places.fill_sequences(
+                    feature, inputs, feature.max_sequence_length)
+        elif isinstance(value, tf.RaggedTensor):
+            shape = self._known_shape(index)
+            if shape is not None and len(shape) > 1:
+                inputs = places.fill(feature, inputs, shape)
+        self._check_inner(index, inputs.inner_shape)
+        self._check_sequence(index, inputs.inner_shape)
         self._settle_inner(index, inputs.inner_shape)
+        return self._check_size(index, inputs)
+
+    def _check_size(
+        self, index: int, inputs: ragged_ids.FeatureIds,
+    ) -> ragged_ids.FeatureIds:
         expected = self._declared(index)
         if expected is None:
             return inputs
@@ -78,7 +116,7 @@ class StepShapes:
 
     def activation_shape(self, index: int) -> tf.TensorShape:
         """Returns the shape of the activations of feature `index`."""
-        feature = self._spec.features[index]
+        feature = self._features[index]
         positions = [feature.max_sequence_length] * feature.is_sequence
         inner = self._inner[index] or ()
         first = self._declared(index)
@@ -102,25 +140,50 @@ class StepShapes:
             return gradient
         return tf.reshape(gradient, [-1, gradient.shape[-1]])
 
-    def _settle_inner(self, index: int, inner: tuple[int | None, ...]):
-        """Takes the sizes of the first input; refuses others later."""
+    def _check_inner(self, index: int, inner: Shape):
+        """Refuses other sizes than those of the first input."""
         name = self._spec.features[index].name
-        if self._inner[index] is None:
+        known = self._inner[index]
+        if known is None:
             if None in inner or 0 in inner:
                 raise ValueError(
                     f"Input {name!r} must have sizes above 0 that are known "
                     "while tracing, but for the first and the last; give its "
                     "FeatureConfig an `output_shape`, or `build` its shape. "
                     f"Received: {list(inner)} between them.")
-            self._inner[index] = inner
-            return
-        known = self._inner[index]
-        if len(inner) != len(known) or any(
+        elif len(inner) != len(known) or any(
                 one not in (None, other) for one, other in zip(inner, known)):
             raise ValueError(
                 f"Input {name!r} must have samples of shape "
                 f"{['?', *known]}, as its FeatureConfig, `build` or the first "
                 f"step said. Received: {['?', *inner]}.")
+
+    def _check_sequence(self, index: int, inner: Shape):
+        """Refuses more dimensions where the engine has sequences already."""
+        feature = self._features[index]
+        if inner and feature.is_sequence and self._is_fixed:
+            raise ValueError(
+                f"Input {feature.name!r} of a sequence feature must be of rank "
+                "2, as when the engine was made; for more dimensions call "
+                "`build` with its shape before the first step. Received: "
+                f"samples of shape {['?', *inner]}.")
+
+    def _settle_inner(self, index: int, inner: Shape):
+        """Takes the sizes of the first input."""
+        if self._inner[index] is not None:
+            return
+        self._inner[index] = inner
+        feature = self._features[index]
+        if inner and feature.is_sequence:
+            logging.warning(
+                "`max_sequence_length` of feature %s is ignored for inputs of "
+                "rank %d: ids are combined.", feature.name, 2 + len(inner))
+            self._features[index] = dataclasses.replace(
+                feature, max_sequence_length=0)
+
+    def _combines_places(self, index: int) -> bool:
+        """Whether a sequence feature is none in the engine."""
+        return not self._features[index].is_sequence
 
     def note_dequeued(self, replica: int, activations: list[tf.Tensor]):
         """Remembers the sizes of the step that a replica has dequeued."""
@@ -147,15 +210,18 @@ class StepShapes:
         return shape
 
     def _declared(self, index: int) -> int | None:
-        if self._num_samples is not None:
-            return self._num_samples[index]
-        return _count(self._spec.features[index].output_shape or (None,))
+        return _count(self._known_shape(index) or (None,))
+
+    def _known_shape(self, index: int) -> Shape | None:
+        if self._declared_shapes is not None:
+            return self._declared_shapes[index]
+        return self._spec.features[index].output_shape
 
 
 def read_num_samples(
     feature_config: Any, features: tuple[config.FeatureSpec, ...],
     shapes: Any, batch_size: int | None,
-) -> list[tuple[int | None, ...]] | None:
+) -> list[Shape] | None:
     """Reads the arguments of `build`; None when they say nothing.
 
     Returns:
@@ -164,34 +230,19 @@ def read_num_samples(
     """
     if isinstance(shapes, int) and not isinstance(shapes, bool):
         shapes, batch_size = None, shapes
-    if shapes is None:
-        if batch_size is None:
-            return None
-        if not isinstance(batch_size, int) or isinstance(
-                batch_size, bool) or batch_size < 1:
-            raise ValueError(
-                "A per-replica batch size must be an int of at least 1. "
-                f"Received: {batch_size!r}.")
-        return [(batch_size,)] * len(features)
-    try:
-        flat = tf.__internal__.nest.flatten_up_to(feature_config, shapes)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            "Argument `per_replica_input_shapes` must have the structure of "
-            f"`feature_config`. Received: {shapes}.") from error
-    found = []
-    for feature, shape in zip(features, flat):
-        shape = tf.TensorShape(shape)
-        if not shape.rank or (shape.rank > 2 and feature.is_sequence):
-            raise ValueError(
-                "A per-replica input shape must be [num_samples] or "
-                "[..., ids per sample], of rank 2 at most for a sequence "
-                f"feature. Received: {shape} (feature {feature.name!r}).")
-        found.append(tuple(shape.as_list()[:max(shape.rank - 1, 1)]))
-    return found
+    if shapes is not None:
+        return build_shapes.read(feature_config, features, shapes)
+    if batch_size is None:
+        return None
+    if not isinstance(batch_size, int) or isinstance(
+            batch_size, bool) or batch_size < 1:
+        raise ValueError(
+            "A per-replica batch size must be an int of at least 1. "
+            f"Received: {batch_size!r}.")
+    return [one.output_shape or (batch_size,) for one in features]
 
 
-def _count(shape: tuple[int | None, ...]) -> int | None:
+def _count(shape: Shape) -> int | None:
     """The samples of a shape; None where a size is unknown."""
     return None if None in shape else math.prod(shape)
 

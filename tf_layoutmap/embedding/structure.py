@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +31,8 @@ def check_same(structure: Any, argument: str, expected: Any, like: str):
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"Argument `{argument}` must have the structure of `{like}`, "
-            f"whose leaves are {_paths(expected)}. Received leaves: "
+            f"{_drawn(expected)}, whose leaves are {_paths(expected)}. "
+            f"Received: {_drawn(structure)}, with leaves "
             f"{_paths(structure)}.") from error
 
 
@@ -44,3 +46,22 @@ def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
 
 def _paths(structure: Any) -> list[str]:
     return [path for path, _ in flatten_with_paths(structure)]
+
+
+def _drawn(structure: Any) -> str:
+    """The structure with its types, and `.` for each leaf."""
+    if isinstance(structure, Mapping):
+        inside = ", ".join(
+            f"{key!r}: {_drawn(one)}" for key, one in structure.items())
+        text = f"{{{inside}}}"
+        plain = dict
+    elif isinstance(structure, list | tuple):
+        inside = ", ".join(_drawn(one) for one in structure)
+        if isinstance(structure, list):
+            text, plain = f"[{inside}]", list
+        else:
+            text, plain = f"({inside}{',' * (len(structure) == 1)})", tuple
+    else:
+        return "."
+    kind = type(structure)
+    return text if kind is plain else f"{kind.__name__}({text})"

@@ -164,7 +164,8 @@ class TPUEmbedding(StepVerbs, TableAccess, CheckpointHooks, tf.Module):
         Args:
           per_replica_input_shapes: None, the batch size of every feature, or
             the structure of `feature_config` with the shape of each input,
-            `[num_samples]` or `[..., ids per sample]`.
+            `[num_samples]` or `[..., ids per sample]`. Also a list with the
+            `tf.TensorShape` of each feature, in the order of `tf.nest.flatten`.
           per_replica_batch_size: The batch size of every feature.
 
         Under `TPUStrategy` the shapes of all activations must be known by

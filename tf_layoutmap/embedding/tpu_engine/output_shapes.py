@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import config
-
-Shape = tuple[int | None, ...]
+from tf_layoutmap.embedding import build_shapes, config
+from tf_layoutmap.embedding.build_shapes import Shape
 
 
 class OutputShapes:
@@ -39,7 +37,7 @@ class OutputShapes:
         if incoming is not None:
             self.check(incoming)
             self._shapes = [
-                _merge(known, new)
+                build_shapes.merge(known, new)
                 for known, new in zip(self._shapes, incoming)]
         for feature, shape in zip(self._features, self._shapes):
             if shape is None or None in shape:
@@ -67,39 +65,9 @@ class OutputShapes:
                 self._features, self._shapes, incoming)):
             if known is None:
                 continue
-            if len(new) < len(known) and (
-                    is_ragged is None or is_ragged[index]):
-                _check_places(feature, known, new)
-                continue
-            if len(new) != len(known) or any(
-                    None not in (one, other) and one != other
-                    for one, other in zip(known, new)):
-                raise ValueError(
-                    f"Inconsistent shape found for input {feature.name!r}: "
-                    f"its output shape is {list(known)}, by its FeatureConfig, "
-                    "`build` or the first step, for each replica. Received an "
-                    f"input for output shape {list(new)}.")
-
-
-def _merge(known: Shape | None, new: Shape) -> Shape:
-    if known is None:
-        return new
-    if len(known) != len(new):
-        return known
-    return tuple(other if one is None else one
-                 for one, other in zip(known, new))
-
-
-def _check_places(feature, known: Shape, new: Shape):
-    """Ragged samples must fill the places of the output shape evenly."""
-    if None in known or None in new:
-        return
-    places, given = math.prod(known), math.prod(new)
-    if not given or places % given:
-        raise ValueError(
-            f"Inconsistent shape found for input {feature.name!r}: its number "
-            f"of samples must divide the {places} places of output shape "
-            f"{list(known)}. Received: {given} samples.")
+            build_shapes.check(
+                feature, known, new,
+                may_be_ragged=is_ragged is None or is_ragged[index])
 
 
 def of_batch_size(
@@ -111,7 +79,8 @@ def of_batch_size(
         raise ValueError(
             "A per-replica batch size must be an int of at least 1. "
             f"Received: {batch_size!r}.")
-    return [feature.output_shape or _with_positions(feature, (batch_size,))
+    return [feature.output_shape or build_shapes.with_positions(
+        feature, (batch_size,))
             for feature in features]
 
 
@@ -124,22 +93,10 @@ def of_build_argument(
       TypeError: If the structure is of other types than `feature_config`.
       ValueError: If it has other sizes, or a shape has no known rank.
     """
-    try:
-        flat = tf.__internal__.nest.flatten_up_to(feature_config, shapes)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            "Argument `per_replica_input_shapes` must have the structure of "
-            f"`feature_config`. Received: {shapes}.") from error
-    found = []
-    for feature, shape in zip(features, flat):
-        shape = tf.TensorShape(shape)
-        if not shape.rank:
-            raise ValueError(
-                "A per-replica input shape must be of rank 1 or more. "
-                f"Received: {shape} (feature {feature.name!r}).")
-        sizes = tuple(shape.as_list())
-        found.append(_of_sizes(feature, sizes[:max(len(sizes) - 1, 1)]))
-    return found
+    return [
+        build_shapes.with_positions(feature, sizes)
+        for feature, sizes in zip(features, build_shapes.read(
+            feature_config, features, shapes))]
 
 
 def of_input(
@@ -188,15 +145,4 @@ def of_input(
                 f"among the {num_cores} cores of a replica. Received: "
                 f"{sizes[0]} samples.")
         sizes = (sizes[0] // num_cores, *sizes[1:])
-    return _of_sizes(feature, sizes)
-
-
-def _of_sizes(feature: config.FeatureSpec, sizes: Shape) -> Shape:
-    # Positions are only those of rank 2 inputs; an output shape has its own.
-    return _with_positions(feature, sizes) if len(sizes) == 1 else sizes
-
-
-def _with_positions(feature: config.FeatureSpec, sizes: Shape) -> Shape:
-    if feature.is_sequence:
-        return (*sizes, feature.max_sequence_length)
-    return sizes
+    return build_shapes.with_positions(feature, sizes)
