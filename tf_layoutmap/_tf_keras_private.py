@@ -35,6 +35,11 @@ _NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")
 
+# All steps of an epoch run inside its `catch_stop_iteration`, whose end other
+# processes are told.
+DataHandler = _NAMES.find("engine.data_adapter", "DataHandler")
+_NAMES.check_method(DataHandler, "catch_stop_iteration")
+
 # Where an optimizer makes its variables and what it does in a step.
 Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
 LossScaleOptimizer = _NAMES.find(

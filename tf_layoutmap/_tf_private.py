@@ -133,6 +133,33 @@ def current_device() -> str:
     return _context().device_name
 
 
+# Short messages between the processes of a mesh: what each is about to do.
+for _name in ("coordination_service", "set_config_key_value",
+              "get_config_key_value", "delete_config_key_value"):
+    _private("eager.context", f"Context.{_name}")
+
+
+def has_coordination() -> bool:
+    """Whether this process has joined a coordination service."""
+    return _context().coordination_service is not None
+
+
+def set_cluster_value(key: str, value: str) -> None:
+    """Stores a value that all processes can read."""
+    _context().set_config_key_value(key, value)
+
+
+def cluster_value(key: str, timeout_seconds: float) -> str:
+    """Returns a stored value; waits until it is there, or raises."""
+    return _context().get_config_key_value(
+        key, max(1, int(1000 * timeout_seconds)))
+
+
+def delete_cluster_value(key: str) -> None:
+    """Deletes a stored value."""
+    _context().delete_config_key_value(key)
+
+
 # Where all of TensorFlow's Python makes an operation: on a mesh, those that
 # DTensor gets wrong in silence are mended there.
 gen_array_ops = _private("ops", "gen_array_ops")

@@ -18,6 +18,7 @@ from tf_layoutmap.layout import (
     mesh_calls,
     mesh_metrics,
     mesh_random,
+    process_checks,
 )
 from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
 from tf_layoutmap.layout.mesh_variable import MeshVariable
@@ -53,6 +54,8 @@ def install() -> None:
               keras_training.make_predict_function)
         _wrap(_keras_private.BaseTrainer, "get_metrics_result",
               keras_training.get_metrics_result)
+        _wrap(_keras_private.TFEpochIterator, "catch_stop_iteration",
+              process_checks.of_epoch)
         _wrap(_keras_private.BaseOptimizer, "build", keras_optimizers.build)
         _wrap(_keras_private.BaseOptimizer, "apply", keras_optimizers.apply)
         _wrap(keras.optimizers.Adagrad, "update_step",

@@ -13,7 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout import adoption, host_values, refusals
+from tf_layoutmap.layout import (
+    adoption,
+    host_values,
+    process_checks,
+    refusals,
+)
 from tf_layoutmap.layout.mesh_home import (
     MeshHome,
     activated,
@@ -63,7 +68,7 @@ def make_predict_function(original: Callable[..., Any], model: Any,
         step = _MeshStep(model, home, model.predict_step, _build_for_predict)
 
         def predict_function(batches: Iterable[Any]) -> Any:
-            outputs = [step(batch) for batch in batches]
+            outputs = [step(step.checks.agreed(batch)) for batch in batches]
             if len(outputs) == 1:
                 return outputs[0]
             return keras.tree.map_structure(
@@ -109,7 +114,7 @@ def _iterator_function(model: Any, home: MeshHome,
         logs = None
         for _ in range(model.steps_per_execution):
             try:
-                batch = next(iterator)
+                batch = step.checks.next_batch(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     raise StopIteration from None
@@ -131,6 +136,8 @@ class _MeshStep:
         self._step_function = step_function
         self._build = build
         self._verb = step_function.__name__.removesuffix("_step")
+        self.checks = process_checks.ProcessChecks(
+            model, home.mesh, home.batch_dim, self._verb)
         self._ready = False
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
@@ -148,6 +155,7 @@ class _MeshStep:
             adoption.adopt_model_state(self._model, self._home)
             self._home.check_all_patterns_used()
             self._ready = True
+        self.checks.compare_model()
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
@@ -223,12 +231,8 @@ def to_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
             "`.to_tensor()` or tf.sparse.to_dense.")
     if not tf.is_tensor(x):
         x = np.asarray(x)
-    rank = len(x.shape)
-    layout = dtensor.Layout.replicated(mesh, rank)
-    if batch_dim is not None and rank > 0 and (
-            x.shape[0] % mesh.dim_size(batch_dim) == 0):
-        layout = dtensor.Layout.batch_sharded(mesh, batch_dim, rank)
-    return host_values.to_mesh(x, layout)
+    return host_values.to_mesh(
+        x, process_checks.layout_of_batch(x.shape, mesh, batch_dim))
 
 
 def to_host_tensor(x: Any) -> Any:
