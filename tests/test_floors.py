@@ -33,6 +33,7 @@ FLOORS = {
     "_tf_keras_private": 1,
     "_ops": 1,
     "_op_gradients": 1,
+    "_strategies": 1,
     "sharded": 2,
     "dtensor": 2,
     "layout": 3,

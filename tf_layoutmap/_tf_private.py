@@ -5,6 +5,8 @@ module is imported, so that a TensorFlow that moved one is refused here, with
 the remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -131,6 +133,35 @@ _private("eager.context", "Context.device_name")
 def current_device() -> str:
     """Returns the name of this thread's device, also while it traces."""
     return _context().device_name
+
+
+# How a ParameterServerStrategy divides variables: a shard is not divided again.
+_PARTITIONER = "_variable_partitioner"
+if _PARTITIONER not in _private(
+        "distribute.parameter_server_strategy_v2",
+        "ParameterServerStrategyV2Extended._create_variable"
+        ).__code__.co_names:
+    raise _DTENSOR.refusal(
+        f"where `ParameterServerStrategyV2Extended.{_PARTITIONER}` is missing")
+
+
+def variable_partitioner_of(strategy: Any) -> Any:
+    """Returns the partitioner of a parameter server strategy, or None."""
+    return getattr(strategy.extended, _PARTITIONER, None)
+
+
+@contextlib.contextmanager
+def undivided_variables(strategy: Any) -> Iterator[None]:
+    """Lets a parameter server strategy place variables as they are."""
+    partitioner = variable_partitioner_of(strategy)
+    if partitioner is None:
+        yield
+        return
+    setattr(strategy.extended, _PARTITIONER, None)
+    try:
+        yield
+    finally:
+        setattr(strategy.extended, _PARTITIONER, partitioner)
 
 
 # Short messages between the processes of a mesh: what each is about to do.

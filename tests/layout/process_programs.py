@@ -1,24 +1,27 @@
 """Two processes that are given, or do, different things; started by a test.
 
-    python -m tests.layout.process_programs
+    python -m tests.layout.process_programs [CASE ...]
 
 The KERAS_DISTRIBUTION_* variables of its environment say which one it is.
 Prints a line of JSON: of each case what `fit` said, or the error.
 """
 
 import json
+import sys
 import time
 import warnings
 
 import keras
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 if __name__ == "__main__":
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * 2)
 
+import tf_layoutmap as tlm
 from tests.layout import twins
 from tf_layoutmap import distribution
 from tf_layoutmap.layout import process_messages
@@ -144,7 +147,7 @@ def other_learning_rate(me):
 
 
 def other_dtype(me):
-    return fit(by_batch(me), X.astype("float64" if me else "float32"))
+    return fit(by_batch(me), X, Y.astype("int32" if me else "int64"))
 
 
 def other_layout(me):
@@ -185,7 +188,6 @@ def tf_keras_other_learning_rate(me):
 
 
 def tf_keras_fit(me, size, learning_rate):
-    import tf_layoutmap as tlm
     mesh = mesh_of("batch", "model")
     layout_map = tlm.LayoutMap(mesh)
     layout_map["d1.kernel"] = dtensor.Layout(["unsharded", "model"], mesh)
@@ -195,7 +197,6 @@ def tf_keras_fit(me, size, learning_rate):
 
 
 def tf_keras_model():
-    import tf_keras
     tf_keras.utils.set_random_seed(3)
     return tf_keras.Sequential([
         tf_keras.Input([8]), tf_keras.layers.Dense(16, name="d1"),
@@ -203,7 +204,6 @@ def tf_keras_model():
 
 
 def tf_keras_history(model, size, learning_rate=0.01):
-    import tf_keras
     model.compile(tf_keras.optimizers.SGD(learning_rate), "mse")
     return {"loss": model.fit(
         X[:size], Y[:size].astype(np.float32), batch_size=8, epochs=2,
@@ -231,12 +231,14 @@ CASES = [
     other_verb, tf_keras_fewer_batches, tf_keras_other_learning_rate, sleeps]
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     distribution.initialize()
     distribution.set_process_checks(deadline_seconds=60)
     found = {}
     mesh = mesh_of("batch", "model")
     for number, case in enumerate(CASES):
+        if names and case.__name__ not in names:
+            continue
         # A process that failed alone has not sent what the other has.
         dtensor.barrier(mesh)
         process_messages._number = 1000 * number
@@ -256,4 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
