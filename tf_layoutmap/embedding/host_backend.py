@@ -146,6 +146,11 @@ class HostBackend:
                 f"replica: {found['pending']}, awaiting gradients: "
                 f"{found['awaiting']}.")
 
+    def note_restore(self):
+        """Counts a restore, which all processes must make."""
+        if self._replicas.has_processes:
+            self.engine.restores.add_one()
+
     def _split(self, features, weights, device):
         """Replica, features and weights of each step to enqueue."""
         replica = self._replicas.current()
