@@ -20,4 +20,4 @@ def mirrored(num_replicas: int) -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(
         [f"CPU:{replica}" for replica in range(num_replicas)],
-        cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())
+        cross_device_ops=tf.distribute.ReductionToOneDevice())

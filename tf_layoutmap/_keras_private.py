@@ -49,6 +49,11 @@ compute_output_spec = _private("backend", "compute_output_spec")
 TensorFlowTrainer = _private("backend.tensorflow.trainer", "TensorFlowTrainer")
 BaseTrainer = _private("trainers.trainer", "Trainer")
 
+# All steps of an epoch run inside its `catch_stop_iteration`, whose end other
+# processes are told.
+TFEpochIterator = _private("backend.tensorflow.trainer", "TFEpochIterator")
+_private("backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration")
+
 # Where every optimizer learns its variables and gets its gradients.
 BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
 

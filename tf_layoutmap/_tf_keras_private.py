@@ -46,6 +46,11 @@ for _name in ("lstm", "gru"):
     GPU_RECURRENT_LAYERS[importlib.import_module(
         f"tf_keras.src.layers.rnn.{_name}")] = _name
 
+# All steps of an epoch run inside its `catch_stop_iteration`, whose end other
+# processes are told.
+DataHandler = _NAMES.find("engine.data_adapter", "DataHandler")
+_NAMES.check_method(DataHandler, "catch_stop_iteration")
+
 # Where an optimizer makes its variables and what it does in a step.
 Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
 LossScaleOptimizer = _NAMES.find(

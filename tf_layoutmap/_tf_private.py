@@ -5,6 +5,8 @@ module is imported, so that a TensorFlow that moved one is refused here, with
 the remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -136,6 +138,62 @@ _private("eager.context", "Context.device_name")
 def current_device() -> str:
     """Returns the name of this thread's device, also while it traces."""
     return _context().device_name
+
+
+# How a ParameterServerStrategy divides variables: a shard is not divided again.
+_PARTITIONER = "_variable_partitioner"
+if _PARTITIONER not in _private(
+        "distribute.parameter_server_strategy_v2",
+        "ParameterServerStrategyV2Extended._create_variable"
+        ).__code__.co_names:
+    raise _DTENSOR.refusal(
+        f"where `ParameterServerStrategyV2Extended.{_PARTITIONER}` is missing")
+
+
+def variable_partitioner_of(strategy: Any) -> Any:
+    """Returns the partitioner of a parameter server strategy, or None."""
+    return getattr(strategy.extended, _PARTITIONER, None)
+
+
+@contextlib.contextmanager
+def undivided_variables(strategy: Any) -> Iterator[None]:
+    """Lets a parameter server strategy place variables as they are."""
+    partitioner = variable_partitioner_of(strategy)
+    if partitioner is None:
+        yield
+        return
+    setattr(strategy.extended, _PARTITIONER, None)
+    try:
+        yield
+    finally:
+        setattr(strategy.extended, _PARTITIONER, partitioner)
+
+
+# Short messages between the processes of a mesh: what each is about to do.
+for _name in ("coordination_service", "set_config_key_value",
+              "get_config_key_value", "delete_config_key_value"):
+    _private("eager.context", f"Context.{_name}")
+
+
+def has_coordination() -> bool:
+    """Whether this process has joined a coordination service."""
+    return _context().coordination_service is not None
+
+
+def set_cluster_value(key: str, value: str) -> None:
+    """Stores a value that all processes can read."""
+    _context().set_config_key_value(key, value)
+
+
+def cluster_value(key: str, timeout_seconds: float) -> str:
+    """Returns a stored value; waits until it is there, or raises."""
+    return _context().get_config_key_value(
+        key, max(1, int(1000 * timeout_seconds)))
+
+
+def delete_cluster_value(key: str) -> None:
+    """Deletes a stored value."""
+    _context().delete_config_key_value(key)
 
 
 # Where all of TensorFlow's Python makes an operation: on a mesh, those that

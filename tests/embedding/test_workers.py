@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.embedding import worker_program
+from tests.embedding import worker_faults, worker_program
 
 NUM_STEPS = 6
 # Starting takes most of it.
@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 180
 DEATH_SECONDS = 60
 
 
-def start(outputs, *arguments):
+def start(outputs, *arguments, program=worker_program.__file__):
     sockets = [socket.socket() for _ in outputs]
     for one in sockets:
         one.bind(("localhost", 0))
@@ -31,7 +31,7 @@ def start(outputs, *arguments):
         one.close()
     root = pathlib.Path(__file__).parents[2]
     return [subprocess.Popen(
-        [sys.executable, worker_program.__file__, str(output), *arguments],
+        [sys.executable, program, str(output), *arguments],
         env={**os.environ, "PYTHONPATH": str(root), "TF_CONFIG": json.dumps({
             "cluster": {"worker": addresses},
             "task": {"type": "worker", "index": index}})},
@@ -105,3 +105,24 @@ def test_a_process_whose_peer_died_ends_with_an_error(tmp_path):
         assert "Error" in errors
     finally:
         stop(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case, words", [
+    ("bad_id", "Process 1: feature 'dense', sample 1: id 7 is outside table "
+     "'words' with 5 rows"),
+    ("bad_ragged_id", "Process 1: feature 'ragged', sample 2: id -1 is outside "
+     "table 'words' with 5 rows"),
+    ("restore_in_one", "Process 0 has restored 0 times, process 1 1 times."),
+    ("restore_in_both", "trained")])
+def test_an_error_names_the_process(tmp_path, case, words):
+    outputs = [tmp_path / f"{index}.txt" for index in range(2)]
+    processes = start(outputs, case, program=worker_faults.__file__)
+    try:
+        for one in processes:
+            _, errors = one.communicate(timeout=DEADLINE_SECONDS)
+            assert one.returncode == 0, errors[-3000:]
+    finally:
+        stop(processes)
+    for output in outputs:
+        assert words in output.read_text()

@@ -1,15 +1,9 @@
 """Two processes over gRPC train as one does, and one reads what they save."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import keras
 import pytest
 
+from tests import processes
 from tests.layout import twins, two_clients
 
 pytestmark = pytest.mark.slow
@@ -17,48 +11,10 @@ pytestmark = pytest.mark.slow
 _SECONDS = 80
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
 def start(folder):
     """Runs both clients to their end; returns what they printed."""
-    jobs = ",".join(f"localhost:{port}" for port in free_ports(2))
-    # To files: nobody reads a pipe while the other process is waited for.
-    logs = [folder / f"log_{client}" for client in range(2)]
-    processes = []
-    try:
-        for client, log in enumerate(logs):
-            with log.open("w") as file:
-                processes.append(subprocess.Popen(
-                    [sys.executable, "-m", "tests.layout.two_clients",
-                     str(folder)],
-                    stdout=file, stderr=subprocess.STDOUT,
-                    cwd=Path(__file__).parents[2],
-                    env={**os.environ,
-                         "KERAS_DISTRIBUTION_PROCESS_ID": str(client),
-                         "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
-                         "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs}))
-        for process, log in zip(processes, logs, strict=True):
-            try:
-                code = process.wait(_SECONDS)
-            except subprocess.TimeoutExpired:
-                code = "too late"
-            assert code == 0, f"{code}: {log.read_text()[-3000:]}"
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads(line.removeprefix("FOUND "))
-            for log in logs for line in log.read_text().splitlines()
-            if line.startswith("FOUND ")]
+    return processes.run_clients(
+        "tests.layout.two_clients", folder, str(folder), seconds=_SECONDS)
 
 
 @pytest.fixture(scope="module")

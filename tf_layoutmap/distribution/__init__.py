@@ -16,6 +16,8 @@ _HOMES = {
     "initialize": "tf_layoutmap.distribution.processes:initialize",
     "list_devices": "tf_layoutmap.layout.device_mesh:list_devices",
     "set_distribution": "tf_layoutmap.distribution.current:set_distribution",
+    "set_process_checks":
+        "tf_layoutmap.layout.process_checks:set_process_checks",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 __all__ = list(_HOMES)

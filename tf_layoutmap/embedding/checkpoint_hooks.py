@@ -65,6 +65,8 @@ class CheckpointHooks:
             backend.check_idle()
         if path is not None:
             restore_check.check_shapes(path, "_variables", self._variables)
+            if not backend.is_on_tpu:
+                backend.note_restore()
         return None
 
     def _load_variables(self):

@@ -183,6 +183,11 @@ class HostBackend:
             # Lookups that nobody has followed up, of rows that go now.
             self.engine.reset()
 
+    def note_restore(self):
+        """Counts a restore, which all processes must make."""
+        if self._replicas.has_processes:
+            self.engine.restores.add_one()
+
     def _split(self, features, weights, device):
         """Replica, features and weights of each step to enqueue."""
         replica = self._replicas.current()

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _strategies
 from tf_layoutmap.embedding import engine_choice, structure
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -28,6 +29,7 @@ class Replicas:
         self.strategy = tf.distribute.get_strategy()
         self._is_default = not tf.distribute.has_strategy()
         _check_supported(self.strategy, self._is_default)
+        _strategies.warn_of_wrong_sums(self.strategy)
         self.num_replicas = self.strategy.num_replicas_in_sync
         # Whether other processes have replicas too.
         self.has_processes = isinstance(
@@ -59,6 +61,14 @@ class Replicas:
         Raises:
           RuntimeError: If the caller is a replica of another strategy.
         """
+        if _strategies.on_servers():
+            raise RuntimeError(
+                "The engine of a TPUEmbedding is in the process that made it, "
+                "where steps that a ClusterCoordinator schedules on workers "
+                "cannot reach it. Take its steps outside of "
+                "ParameterServerStrategy, or use a tlm.ShardedVariable made "
+                "in `strategy.scope()`. Received: a step in the scope of "
+                f"{type(tf.distribute.get_strategy()).__name__}.")
         context = tf.distribute.get_replica_context()
         if context is None:
             return None
@@ -156,5 +166,7 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
             ) and not engine_choice.is_tpu(strategy):
         raise NotImplementedError(
             "TPUEmbedding supports the default strategy, OneDeviceStrategy, "
-            "MirroredStrategy, MultiWorkerMirroredStrategy and TPUStrategy. "
-            f"Received: {type(strategy).__name__}.")
+            "MirroredStrategy, MultiWorkerMirroredStrategy and TPUStrategy; "
+            "tables on parameter servers are a tlm.ShardedVariable or a "
+            "tlm.layers.ShardedEmbedding. Received: "
+            f"{type(strategy).__name__}.")

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _ops
-from tf_layoutmap.embedding import ragged_ids, tables
+from tf_layoutmap.embedding import ragged_ids, tables, worker_checks
 from tf_layoutmap.embedding.host_engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.replicas import Replicas
 
@@ -39,17 +39,27 @@ class WorkerEngine(HostEngine):
             spec, variables, num_replicas=strategy_replicas.num_replicas,
             **options)
         self._replicas = strategy_replicas
+        self._num_local = len(
+            strategy_replicas.strategy.extended.worker_devices)
+        self._checks_ids = options.get("out_of_range", "error") == "error"
+        self.restores = worker_checks.RestoreCounter()
 
     def enqueue(
         self, replica: int, training: Any,
         features: Sequence[ragged_ids.FeatureIds],
     ):
         """Hands over this replica's ids, and those of other processes."""
-        gathered = _gather_inputs(
+        gathered, restores = _gather_inputs(
             features, tf.convert_to_tensor(training, tf.bool),
-            self._replicas.num_replicas)
-        for other in self._replicas.handled_by(replica):
-            super().enqueue(other, *gathered[other])
+            self.restores.value(), self._replicas.num_replicas)
+        checks = worker_checks.check_restores(restores, self._num_local)
+        for number, (_, inputs) in enumerate(gathered):
+            if self._checks_ids:
+                checks += worker_checks.check_ids(
+                    self._spec, inputs, number // self._num_local)
+        with tf.control_dependencies(checks):
+            for other in self._replicas.handled_by(replica):
+                super().enqueue(other, *gathered[other])
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -164,16 +174,17 @@ def _form(feature: ragged_ids.FeatureIds) -> int:
     return 0 if feature.splits.shape[0] == 0 else 1
 
 
-def _gather_inputs(features, training, num_replicas: int):
-    """`(training, features)` of each replica, on all replicas."""
-    sizes = [tf.cast(training, tf.int64)]
+def _gather_inputs(features, training, restores, num_replicas: int):
+    """`(training, features)` and restores of each replica, on all replicas.
+    """
+    sizes = [tf.cast(training, tf.int64), restores]
     for one in features:
         sizes += [tf.constant(_form(one), tf.int64), _size(one.ids),
                   _size(one.splits), _size(one.weights),
                   tf.cast(one.num_samples, tf.int64)]
     sizes = tf.ensure_shape(
         _all_gather(tf.stack(sizes)[tf.newaxis]),
-        [num_replicas, 1 + _NUM_SIZES * len(features)])
+        [num_replicas, 2 + _NUM_SIZES * len(features)])
     whole = [tf.reshape(tf.cast(part, tf.int64), [-1])
              for one in features for part in (one.ids, one.splits)]
     whole = _Reader(_all_gather(tf.concat(whole, 0)))
@@ -186,7 +197,7 @@ def _gather_inputs(features, training, num_replicas: int):
     for replica in range(num_replicas):
         inputs = []
         for index, one in enumerate(features):
-            first = 1 + _NUM_SIZES * index
+            first = 2 + _NUM_SIZES * index
             form, num_ids, num_splits, num_weights, num_samples = tf.unstack(
                 sizes[replica, first:first + _NUM_SIZES])
             check = tf.debugging.assert_equal(
@@ -203,7 +214,7 @@ def _gather_inputs(features, training, num_replicas: int):
             inputs.append(ragged_ids.FeatureIds(
                 ids, splits, num_samples, weights.take(num_weights)))
         found.append((tf.cast(sizes[replica, 0], tf.bool), inputs))
-    return found
+    return found, sizes[:, 1]
 
 
 def _gather_gradients(gradients, hyperparameters, num_replicas: int):

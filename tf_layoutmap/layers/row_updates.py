@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _strategies
 from tf_layoutmap.embedding.host_optimizers import HostOptimizer
 from tf_layoutmap.embedding.optimizers import (
     OptimizerSpec,
@@ -277,8 +277,21 @@ def _rows_of(gradient: tf.IndexedSlices | tf.Tensor) -> tuple[
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
 
 
+def refuse_servers(name: str) -> None:
+    """Raises where a table that trains itself would be on servers."""
+    if _strategies.on_servers():
+        raise RuntimeError(
+            "A ShardedEmbedding with an optimizer of its own must be in the "
+            "process that trains it. In the scope of a "
+            "ParameterServerStrategy leave `optimizer` out and train "
+            "`embeddings.variables` with an optimizer of TensorFlow or Keras. "
+            f"Received: layer {name!r} in the scope of "
+            f"{type(tf.distribute.get_strategy()).__name__}.")
+
+
 def refuse_replicas(name: str) -> None:
     """Raises where each replica would take a step of its own."""
+    _strategies.warn_of_wrong_sums()
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise RuntimeError(

@@ -10,7 +10,7 @@ from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.layers import flavours, mesh_table, stock_lookup
 from tf_layoutmap.layers.embedding_core import EmbeddingCore
 from tf_layoutmap.layers.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.row_updates import refuse_replicas
+from tf_layoutmap.layers.row_updates import refuse_replicas, refuse_servers
 from tf_layoutmap.layers.table_weight import ShardWeight, TableWeight
 from tf_layoutmap.layout import divided_rows, mesh_home
 from tf_layoutmap.partition import RowPartition
@@ -78,6 +78,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         if self.built:
             return
         refuse_replicas(self.name)
+        if self.optimizer:
+            refuse_servers(self.name)
         shape = (self.input_dim, self.output_dim)
         home, owner, _ = mesh_home.home_of_new_variable()
         self._is_on_mesh = home is not None

@@ -18,6 +18,7 @@ from tf_layoutmap.layout import (
     mesh_calls,
     mesh_metrics,
     mesh_random,
+    process_checks,
     recurrent,
 )
 from tf_layoutmap.layout.mesh_home import active_home, home_of_new_variable
@@ -54,6 +55,8 @@ def install() -> None:
               keras_training.make_predict_function)
         _wrap(_keras_private.BaseTrainer, "get_metrics_result",
               keras_training.get_metrics_result)
+        _wrap(_keras_private.TFEpochIterator, "catch_stop_iteration",
+              process_checks.of_epoch)
         _wrap(_keras_private.BaseOptimizer, "build", keras_optimizers.build)
         # Which of them scales losses looks at all gradients first.
         for kind in (_keras_private.BaseOptimizer,

@@ -17,6 +17,7 @@ from tf_layoutmap.layout import (
     adoption,
     all_or_nothing,
     host_values,
+    process_checks,
     refusals,
     step_errors,
 )
@@ -69,7 +70,7 @@ def make_predict_function(original: Callable[..., Any], model: Any,
         step = _MeshStep(model, home, model.predict_step, _build_for_predict)
 
         def predict_function(batches: Iterable[Any]) -> Any:
-            outputs = [step(batch) for batch in batches]
+            outputs = [step(step.checks.agreed(batch)) for batch in batches]
             if len(outputs) == 1:
                 return outputs[0]
             return keras.tree.map_structure(
@@ -115,7 +116,7 @@ def _iterator_function(model: Any, home: MeshHome,
         logs = None
         for _ in range(model.steps_per_execution):
             try:
-                batch = next(iterator)
+                batch = step.checks.next_batch(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     raise StopIteration from None
@@ -137,6 +138,8 @@ class _MeshStep:
         self._step_function = step_function
         self._build = build
         self._verb = step_function.__name__.removesuffix("_step")
+        self.checks = process_checks.ProcessChecks(
+            model, home.mesh, home.batch_dim, self._verb)
         self._ready = False
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
@@ -155,6 +158,7 @@ class _MeshStep:
             adoption.adopt_model_state(self._model, self._home)
             self._home.check_all_patterns_used()
             self._ready = True
+        self.checks.compare_model()
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
@@ -234,12 +238,8 @@ def to_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
             "`.to_tensor()` or tf.sparse.to_dense.")
     if not tf.is_tensor(x):
         x = np.asarray(x)
-    rank = len(x.shape)
-    layout = dtensor.Layout.replicated(mesh, rank)
-    if batch_dim is not None and rank > 0 and (
-            x.shape[0] % mesh.dim_size(batch_dim) == 0):
-        layout = dtensor.Layout.batch_sharded(mesh, batch_dim, rank)
-    return host_values.to_mesh(x, layout)
+    return host_values.to_mesh(
+        x, process_checks.layout_of_batch(x.shape, mesh, batch_dim))
 
 
 def to_host_tensor(x: Any) -> Any:

@@ -23,6 +23,15 @@ _KEY = _tf_private.VARIABLE_VALUE_KEY
 class StoredVariable(all_or_nothing.AllOrNothingVariable):
     """A `dtensor.DVariable` that is written as slices of one tensor."""
 
+    # How often it was set outside of a function: processes compare it.
+    times_set = 0
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns `value`; counts it unless a function is traced."""
+        if tf.executing_eagerly():
+            self.times_set += 1
+        return super().assign(value, *args, **kwargs)
+
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
         # Several clients write one checkpoint together: DTensor's art.
         if dtensor.num_clients() > 1:

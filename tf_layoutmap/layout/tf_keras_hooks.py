@@ -16,6 +16,7 @@ import tf_keras
 from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout import (
     host_values,
+    process_checks,
     recurrent,
     tf_keras_mapping,
     tf_keras_optimizers,
@@ -65,6 +66,8 @@ def install() -> None:
               tf_keras_training.make_test_function)
         _wrap(model, "make_predict_function",
               tf_keras_training.make_predict_function)
+        _wrap(_tf_keras_private.DataHandler, "catch_stop_iteration",
+              process_checks.of_epoch)
         _wrap(_tf_keras_private.LayerNormalization, "_fused_can_be_used",
               _can_be_fused)
         optimizer = _tf_keras_private.Optimizer

@@ -21,6 +21,7 @@ from tf_layoutmap.layout import (
     keras_training,
     mesh_calls,
     pinning,
+    process_checks,
     refusals,
     step_errors,
     tf_keras_mapping,
@@ -201,7 +202,8 @@ def make_predict_function(original: Callable[..., Any], model: Any,
         return original(model, force)
     if model.predict_function is None or force:
         step = _Step(model, model.predict_step, model._predict_counter)
-        model.predict_function = lambda iterator: step(next(iterator))
+        model.predict_function = lambda iterator: step(
+            step.checks.next_batch(iterator))
     return model.predict_function
 
 
@@ -210,7 +212,7 @@ def _over_iterator(model: Any, step: "_Step") -> Callable[[Any], Any]:
         steps = model._steps_per_execution
         logs = None
         for _ in range(1 if steps is None else int(steps.numpy())):
-            logs = step(next(iterator))
+            logs = step(step.checks.next_batch(iterator))
         return logs
 
     return function
@@ -223,6 +225,8 @@ class _Step:
         self._model = model
         self._home = home_of(model)
         self._verb = step.__name__.removesuffix("_step")
+        self.checks = process_checks.ProcessChecks(
+            model, self._home.mesh, self._home.batch_dim, self._verb)
         self._ready = False
 
         def run(batch: Any) -> Any:
@@ -242,6 +246,7 @@ class _Step:
         mesh = self._home.mesh
         if not self._ready:
             self._prepare(batch)
+        self.checks.compare_model()
         batch = tf.nest.map_structure(
             lambda x: keras_training.to_batch(
                 x, mesh, self._home.batch_dim), batch)

@@ -175,7 +175,9 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
             float32 with a callable.
           partitioner: Says how many shards; see `tf_layoutmap.partitioners`.
           num_shards: Or the number itself; at most the number of rows is
-            used. None and no partitioner: one per device, or 1.
+            used. None and no partitioner: one per device, or 1; in the scope
+            of a `ParameterServerStrategy` what its `variable_partitioner`
+            says. Its servers hold the shards in turn.
           devices: The device of each shard, repeated in turn. None: the
             current one.
           axis: 0 divides rows, 1 divides columns.
@@ -204,12 +206,19 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
                 + ("one axis", "two axes")[axis], shape, f"table {name!r}"))
         shape = tuple(shape.as_list())
         dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
+        if partitioner is None and num_shards is None and (
+                placement is None and devices is None and axis == 0):
+            partitioner = _tf_private.variable_partitioner_of(
+                tf.distribute.get_strategy())
         partition = arguments.partition_to_make(
             shape, dtype, axis, placement, partitioner, num_shards, devices,
             name)
         variables = []
+        strategy = tf.distribute.get_strategy()
         for shard in range(partition.num_shards):
-            with tf.device(devices[shard % len(devices)] if devices else None):
+            # A strategy of parameter servers would divide a shard again.
+            with _tf_private.undivided_variables(strategy), tf.device(
+                    devices[shard % len(devices)] if devices else None):
                 if callable(initial_value):
                     value = _initial_value.of_shard(
                         initial_value, shape, dtype, partition, shard, name,

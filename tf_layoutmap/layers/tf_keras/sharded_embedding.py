@@ -9,7 +9,7 @@ from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layers import flavours
 from tf_layoutmap.layers.embedding_core import EmbeddingCore
 from tf_layoutmap.layers.host_table import HOST
-from tf_layoutmap.layers.row_updates import refuse_replicas
+from tf_layoutmap.layers.row_updates import refuse_replicas, refuse_servers
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.trained_table import TrainedTable
 from tf_layoutmap.sharded import ShardedVariable
@@ -61,6 +61,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         if self.built:
             return
         refuse_replicas(self.name)
+        if self.optimizer:
+            refuse_servers(self.name)
         if _tf_keras_private.layout_map_in_use() is not None:
             raise RuntimeError(
                 "On a mesh, tables lie in models of Keras 3; use "

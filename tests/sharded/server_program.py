@@ -1,0 +1,156 @@
+"""Tables on two parameter servers; test_parameter_servers.py starts it.
+
+    python -m tests.sharded.server_program
+
+Servers and worker are threads of this process, which ends them. Prints a line
+of JSON: what each case gave, or its error.
+"""
+
+import json
+import os
+
+# A worker must wait for servers that start later than it.
+os.environ["GRPC_FAIL_FAST"] = "use_caller"
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.processes import free_ports
+
+ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
+tpu = tf.tpu.experimental.embedding
+
+
+def cluster(num_servers=2):
+    ports = [f"localhost:{port}" for port in free_ports(num_servers + 2)]
+    spec = tf.train.ClusterSpec({
+        "ps": ports[:num_servers], "worker": ports[-2:-1],
+        "chief": ports[-1:]})
+    servers = [tf.distribute.Server(spec, job_name=job, task_index=index)
+               for job, index in [*(("ps", number) for number in
+                                    range(num_servers)), ("worker", 0)]]
+    return servers, tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, rpc_layer="grpc")
+
+
+def places(variables):
+    return [one.device.split("/")[3] for one in variables]
+
+
+def table_as_asked(strategy, coordinator):
+    with strategy.scope():
+        table = tlm.ShardedVariable.create(ROWS, num_shards=3)
+    return places(table.variables), table.numpy().tolist()
+
+
+def table_as_the_strategy_divides(strategy, coordinator):
+    with strategy.scope():
+        table = tlm.ShardedVariable.create(
+            tf.ones_initializer(), [6, 2], tf.float32)
+        other = tf.Variable(tf.zeros([6, 2]))
+    # The strategy divides what is made after it as before.
+    return places(table.variables), places(other.variables)
+
+
+def trained_table(strategy, coordinator):
+    with strategy.scope():
+        table = tlm.ShardedVariable.create(ROWS, num_shards=2)
+    return scheduled_step(strategy, coordinator, table), (
+        table.numpy().tolist())
+
+
+def scheduled_step(strategy, coordinator, table):
+    @tf.function
+    def step():
+        def replica():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [0, 5, 5]))
+            table.scatter_sub(tape.gradient(loss, table))
+            return loss
+
+        return strategy.run(replica)
+
+    found = coordinator.schedule(step)
+    coordinator.join()
+    return float(found.fetch())
+
+
+def layer(module, strategy, optimizer=None):
+    with strategy.scope():
+        made = module.ShardedEmbedding(
+            6, 2, num_shards=2, optimizer=optimizer, name="words",
+            embeddings_initializer="ones")
+        made.build(())
+    return made
+
+
+def trained_layer(module, strategy, coordinator):
+    made = layer(module, strategy)
+    return (places(made.embeddings.variables),
+            scheduled_step(strategy, coordinator, made.embeddings),
+            made(tf.constant([0, 1, 5])).numpy().tolist())
+
+
+def keras_layer(strategy, coordinator):
+    return trained_layer(tlm.layers, strategy, coordinator)
+
+
+def tf_keras_layer(strategy, coordinator):
+    return trained_layer(tlm.layers.tf_keras, strategy, coordinator)
+
+
+def keras_layer_that_trains_itself(strategy, coordinator):
+    layer(tlm.layers, strategy, "adagrad")
+
+
+def tf_keras_layer_that_trains_itself(strategy, coordinator):
+    layer(tlm.layers.tf_keras, strategy, "adagrad")
+
+
+def embedding_in_scope(strategy, coordinator):
+    with strategy.scope():
+        tlm.TPUEmbedding({"a": tpu.FeatureConfig(tpu.TableConfig(6, 2))},
+                         tpu.SGD(0.1))
+
+
+def embedding_from_outside(strategy, coordinator):
+    embedding = tlm.TPUEmbedding(
+        {"a": tpu.FeatureConfig(tpu.TableConfig(6, 2))}, tpu.SGD(0.1))
+    embedding.build()
+
+    @tf.function
+    def step():
+        embedding.enqueue({"a": tf.constant([1, 2])}, training=False)
+        return tf.reduce_sum(embedding.dequeue()["a"])
+
+    coordinator.schedule(step)
+    coordinator.join()
+
+
+CASES = [table_as_asked, table_as_the_strategy_divides, trained_table,
+         keras_layer, tf_keras_layer, keras_layer_that_trains_itself,
+         tf_keras_layer_that_trains_itself, embedding_in_scope,
+         embedding_from_outside]
+
+
+def main():
+    servers, resolver = cluster()
+    strategy = tf.distribute.ParameterServerStrategy(
+        resolver, variable_partitioner=tf.distribute.experimental.partitioners
+        .FixedShardsPartitioner(2))
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    found = {}
+    for case in CASES:
+        try:
+            found[case.__name__] = case(strategy, coordinator)
+        except Exception as error:
+            found[case.__name__] = f"{type(error).__name__}: {error}"
+    print("FOUND " + json.dumps(found), flush=True)
+    # Servers in threads never end.
+    del servers
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Tables in the scope of a ParameterServerStrategy that divides variables."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests import processes
+from tests.sharded.server_program import ROWS
+
+pytestmark = pytest.mark.slow  # Two versions of Keras, and a cluster.
+
+_SECONDS = 150
+
+
+@pytest.fixture(scope="module")
+def found():
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.sharded.server_program"],
+        cwd=processes.ROOT, capture_output=True, text=True,
+        timeout=_SECONDS, check=False)
+    lines = [line for line in run.stdout.splitlines()
+             if line.startswith("FOUND ")]
+    assert lines, run.stderr[-3000:]
+    return json.loads(lines[0].removeprefix("FOUND "))
+
+
+def test_a_table_has_the_shards_that_it_is_asked_for(found):
+    devices, rows = found["table_as_asked"]
+    assert devices == ["task:0", "task:1", "task:0"]
+    assert rows == ROWS.tolist()
+
+
+def test_otherwise_the_strategy_says_how_many(found):
+    ours, other = found["table_as_the_strategy_divides"]
+    assert sorted(ours) == sorted(other) == ["task:0", "task:1"]
+
+
+def test_a_scheduled_step_trains_the_table(found):
+    expected = ROWS.copy()
+    expected[0] -= 1
+    expected[5] -= 2
+    assert found["trained_table"] == [
+        float(ROWS[[0, 5, 5]].sum()), expected.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["keras", "tf_keras"])
+def test_a_scheduled_step_trains_the_table_of_a_layer(found, kind):
+    devices, loss, rows = found[f"{kind}_layer"]
+    assert sorted(devices) == ["task:0", "task:1"]
+    assert loss == 6
+    assert rows == [[0, 0], [1, 1], [-1, -1]]
+
+
+@pytest.mark.parametrize("case", [
+    "keras_layer_that_trains_itself", "tf_keras_layer_that_trains_itself"])
+def test_a_table_that_trains_itself_is_refused_there(found, case):
+    assert found[case].startswith(
+        "RuntimeError: A ShardedEmbedding with an optimizer of its own must "
+        "be in the process that trains it.")
+    assert "'words'" in found[case]
+
+
+@pytest.mark.parametrize("case, words", [
+    ("embedding_in_scope", "tables on parameter servers are a tlm.Sharded"),
+    ("embedding_from_outside", "cannot reach it. Take its steps outside of")])
+def test_an_embedding_says_where_its_steps_can_be_taken(found, case, words):
+    assert words in found[case]
+    assert "NotFoundError" not in found[case]

@@ -1,0 +1,120 @@
+"""How messages of processes are compared: pure, no TensorFlow.
+
+A batch is told as `[[path, dtype, shape], ...]`; what is None has dtype
+`"None"`. Messages of all processes stand in the order of their numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DOES = {"train": "training", "test": "evaluating", "predict": "predicting"}
+
+
+def batch_size(batch: Sequence[Sequence[Any]]) -> int | None:
+    """Returns the samples of a batch; None if its tensors disagree.
+
+    >>> batch_size([["0", "float32", [8, 3]], ["1", "int64", [8]]])
+    8
+    """
+    sizes = {tuple(shape[:1]) for _, _, shape in batch if shape is not None}
+    if len(sizes) != 1 or sizes == {()}:
+        return None
+    return sizes.pop()[0]
+
+
+def step_difference(found: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns what the processes do not have in common for a step, or None.
+
+    The number of samples is left out.
+
+    >>> step_difference([{"verb": "train", "step": 1}] * 2)
+    >>> step_difference([{"verb": "train", "step": 1},
+    ...                  {"verb": "test", "step": 1}])
+    'process 0 is before step 1 of training, process 1 before step 1 of \
+evaluating'
+    """
+    first = found[0]
+    for number, other in enumerate(found):
+        if any(other.get(name) != first.get(name)
+               for name in ("verb", "step")):
+            return (f"process 0 is before step {first['step']} of "
+                    f"{DOES[first['verb']]}, process {number} before step "
+                    f"{other['step']} of {DOES[other['verb']]}")
+        if other.get("is_full") != first.get("is_full"):
+            return (f"process 0 compares {_all(first)} in this step, process "
+                    f"{number} {_all(other)}: set_process_checks was called "
+                    "with other arguments, or the model is new in one of them")
+        if other.get("times_set") != first.get("times_set"):
+            return (f"weights or settings of the model were assigned, loaded "
+                    f"or restored {first['times_set']} times in process 0 and "
+                    f"{other['times_set']} times in process {number}: do it "
+                    "in all processes")
+        difference = list_difference(
+            "batch", _without_samples(first.get("batch", ())),
+            _without_samples(other.get("batch", ())), number)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _all(message: Mapping[str, Any]) -> str:
+    return "everything" if message.get("is_full") else "sizes alone"
+
+
+def _without_samples(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [[path, dtype, shape if not shape else ["samples", *shape[1:]]]
+            for path, dtype, shape in batch]
+
+
+def list_difference(kind: str, first: Sequence[Any], other: Sequence[Any],
+                    number: int) -> str | None:
+    """Returns the first entry that process 0 and another do not share.
+
+    >>> list_difference("weight", [["kernel", [2]]], [["kernel", [3]]], 1)
+    'weight kernel is [2] in process 0 and [3] in process 1'
+    >>> list_difference("weight", [["a"]], [], 1)
+    'weight a is in process 0 and not in process 1'
+    """
+    for mine, theirs in zip(first, other):
+        if mine[0] != theirs[0]:
+            return (f"{kind} {mine[0]} of process 0 is {theirs[0]} in process "
+                    f"{number}")
+        if mine != theirs:
+            return (f"{kind} {mine[0]} is {_words(mine)} in process 0 and "
+                    f"{_words(theirs)} in process {number}")
+    if len(first) == len(other):
+        return None
+    shorter, longer, holder = ((other, first, 0) if len(first) > len(other)
+                               else (first, other, number))
+    return (f"{kind} {longer[len(shorter)][0]} is in process {holder} and not "
+            f"in process {number if holder == 0 else 0}")
+
+
+def _words(entry: Sequence[Any]) -> str:
+    return " ".join(str(part) for part in entry[1:])
+
+
+def parts_difference(kind: str, found: Sequence[Sequence[Any]]) -> str | None:
+    """Returns where two processes hold different values of one part.
+
+    >>> parts_difference("weight", [[["kernel", {"0:2": 5}]],
+    ...                             [["kernel", {"0:2": 6, "2:4": 7}]]])
+    'weight kernel has other values in process 1 than in process 0, in the \
+part 0:2 that both hold'
+
+    Args:
+      kind: What is compared.
+      found: Of each process `[[path, {part: checksum}], ...]`, with the same
+        paths.
+    """
+    for entries in zip(*found):
+        owner: dict[str, tuple[int, int]] = {}
+        for number, (path, parts) in enumerate(entries):
+            for part, checksum in parts.items():
+                before, known = owner.setdefault(part, (number, checksum))
+                if checksum != known:
+                    where = f", in the part {part} that both hold" if (
+                        part) else ""
+                    return (f"{kind} {path} has other values in process "
+                            f"{number} than in process {before}{where}")
+    return None
