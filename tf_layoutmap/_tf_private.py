@@ -102,6 +102,12 @@ op_def_of = _private("framework.op_def_registry", "get")
 
 # What the emulated TPUStrategy is made of: replicas on logical CPUs.
 MirroredExtended = _private("distribute.mirrored_strategy", "MirroredExtended")
+# What a TPUStrategy does and a MirroredStrategy does not: it gives back what
+# it cannot reduce, and refuses ragged and sparse inputs on a TPU.
+reduce_non_distributed_value = _private(
+    "distribute.cross_device_ops", "reduce_non_distributed_value")
+check_tpu_dataset_spec = _private(
+    "distribute.tpu_strategy", "TPUExtended._check_spec")
 
 # Whether a real TPU's kernels are there, before ours are loaded.
 registered_kernels_of = _private(

@@ -109,24 +109,32 @@ void WaitingRoom::State::Changed() {
 }
 
 void WaitingRoom::State::Watch() {
+  const auto is_earlier = [](const TicketPtr& a, const TicketPtr& b) {
+    return a->deadline < b->deadline;
+  };
   std::unique_lock<std::mutex> lock(mutex);
   while (!is_abandoned) {
-    TicketPtr next;
-    for (const TicketPtr& ticket : parked) {
-      if (next == nullptr || ticket->deadline < next->deadline) next = ticket;
-    }
-    if (next == nullptr) {
+    const auto next =
+        std::min_element(parked.begin(), parked.end(), is_earlier);
+    if (next == parked.end()) {
       WaitOn(deadlines_changed, lock);
-    } else if (next->deadline > Clock::now()) {
-      deadlines_changed.wait_until(lock, next->deadline);
-    } else {
-      Unpark(next);
-      lock.unlock();
-      next->call.finish(End::kExpired, next->why);
-      Changed();
-      next.reset();
-      lock.lock();
+      continue;
     }
+    // No reference to a call is kept over a wait, as it may end meanwhile: what
+    // it holds would live on, and the last reference to it, which may be the
+    // last one to the room as well, would be dropped under the mutex.
+    const Clock::time_point deadline = (*next)->deadline;
+    if (deadline > Clock::now()) {
+      deadlines_changed.wait_until(lock, deadline);
+      continue;
+    }
+    TicketPtr expired = *next;
+    Unpark(expired);
+    lock.unlock();
+    expired->call.finish(End::kExpired, expired->why);
+    Changed();
+    expired.reset();
+    lock.lock();
   }
 }
 

@@ -2,9 +2,12 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cc/emulation/workers_test.h"
 #include "gtest/gtest.h"
@@ -185,6 +188,85 @@ TEST_F(WaitingRoomTest, EachOfManyCallsEndsOnce) {
   }
   EXPECT_EQ(num_taken + tokens, kNumCalls);
   EXPECT_TRUE(room.Waiting().empty());
+}
+
+// Work that a test carries out itself, on its own thread.
+class Later {
+ public:
+  void Schedule(std::function<void()> work) {
+    work_.push_back(std::move(work));
+  }
+  void Run() {
+    for (const auto& work : std::exchange(work_, {})) work();
+  }
+
+ private:
+  std::vector<std::function<void()>> work_;
+};
+
+// A call that waits until `is_there`, and holds `kept` for as long as it lives.
+template <typename Kept>
+WaitingRoom::Call Holding(Kept kept, const bool* is_there, Later* later,
+                          WaitingRoom::Clock::duration patience) {
+  WaitingRoom::Call call;
+  call.name = "call";
+  call.attempt = [is_there] { return *is_there ? Status() : Never(); };
+  call.finish = [kept = std::move(kept)](WaitingRoom::End, const Status&) {};
+  call.schedule = [later](std::function<void()> work) {
+    later->Schedule(std::move(work));
+  };
+  call.patience = patience;
+  return call;
+}
+
+// Long enough for the watch to wait for the deadline of a call that has just
+// parked. Were it too short, a watch that is wrong could pass, none could fail.
+void LetItWatch() { std::this_thread::sleep_for(milliseconds(20)); }
+
+TEST(WaitingRoomLifeTest, WhatACallHeldIsDroppedAsItEnds) {
+  WaitingRoom room;
+  Later later;
+  bool is_there = false;
+  auto kept = std::make_shared<int>(7);
+  const std::weak_ptr<int> watched = kept;
+  room.Start(
+      room.Admit(Holding(std::move(kept), &is_there, &later, seconds(600))));
+  LetItWatch();
+  EXPECT_FALSE(watched.expired());
+  is_there = true;
+  room.Changed();
+  later.Run();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST(WaitingRoomLifeTest, ACallMayHoldTheLastReferenceToItsRoom) {
+  Later later;
+  bool is_there = false;
+  auto is_gone = std::make_shared<Outcome>();
+  std::shared_ptr<WaitingRoom> room(new WaitingRoom, [is_gone](auto* owned) {
+    delete owned;
+    is_gone->Set(WaitingRoom::End::kAttempted, Status());
+  });
+  room->Start(room->Admit(Holding(room, &is_there, &later, milliseconds(60))));
+  LetItWatch();
+  is_there = true;
+  room->Changed();
+  room.reset();
+  later.Run();
+  is_gone->Await();
+}
+
+TEST(WaitingRoomLifeTest, ACallThatExpiresMayHoldTheLastReferenceToItsRoom) {
+  Later later;
+  const bool is_there = false;
+  auto is_gone = std::make_shared<Outcome>();
+  std::shared_ptr<WaitingRoom> room(new WaitingRoom, [is_gone](auto* owned) {
+    delete owned;
+    is_gone->Set(WaitingRoom::End::kAttempted, Status());
+  });
+  room->Start(room->Admit(Holding(room, &is_there, &later, milliseconds(5))));
+  room.reset();
+  is_gone->Await();
 }
 
 }  // namespace

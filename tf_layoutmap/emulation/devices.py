@@ -63,6 +63,24 @@ class Devices:
                 f"{device!r}.")
         return _TPU.format(host * per_host + index)
 
+    def input_device_of(self, device: str) -> str:
+        """Returns a TPU's name if an input there has left the host.
+
+        Datasets that stay on the host are on the first CPU, which is that of
+        core 0 as well: what is there counts as being on the host.
+
+        >>> devices = Devices(("/device:CPU:0", "/device:CPU:1"),
+        ...                   ("/device:CPU:0",))
+        >>> devices.input_device_of("/device:CPU:1")
+        '/job:localhost/replica:0/task:0/device:TPU:1'
+        >>> devices.input_device_of("/device:CPU:0")
+        '/device:CPU:0'
+        """
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type == "CPU" and spec.device_index:
+            return self.tpu_name_of(device)
+        return device
+
     def host_of(self, device: str) -> str | None:
         """The host of a core by either name; None of another device."""
         for number, core in enumerate(self.cores):

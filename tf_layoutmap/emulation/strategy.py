@@ -79,6 +79,9 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
 
         Returns:
           What `fn` returned, by replica.
+
+        Raises:
+          RuntimeError: If the caller is compiled by `jit_compile=True`.
         """
         if not tf.executing_eagerly():
             return self._run_in_graph(fn, args, kwargs)
@@ -96,6 +99,12 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
 
     def _run_in_graph(self, fn, args, kwargs):
         graph = tf.compat.v1.get_default_graph()
+        if _tf_private.is_xla_graph(graph):
+            raise RuntimeError(
+                "`strategy.run` of an emulated TPU cannot be inside of a "
+                "tf.function with jit_compile=True: its cores are several "
+                "CPUs, and XLA compiles for one. Leave jit_compile out, also "
+                "of Keras' `compile`; a TPU compiles the program anyway.")
 
         def core(*args, **kwargs):
             context = tf.distribute.get_replica_context()
@@ -180,6 +189,28 @@ class _Extended(_tf_private.MirroredExtended):
         # In place of a proto, of which it reads these two.
         return tf.tpu.experimental.HardwareFeature(types.SimpleNamespace(
             embedding_feature=1, num_embedding_devices_per_chip=0))
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        # A structure of distributed values is none itself. Keras' `fit` asks
+        # for the mean of a batch and gets it back from a TPUStrategy; a
+        # MirroredStrategy makes floats of its ids and fails for ragged ones.
+        if not isinstance(value, tf.distribute.DistributedValues):
+            return _tf_private.reduce_non_distributed_value(
+                reduce_op, value, destinations, self._num_replicas_in_sync)
+        return super()._reduce_to(reduce_op, value, destinations, options)
+
+    _check_spec = _tf_private.check_tpu_dataset_spec
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        if options is None or options.experimental_fetch_to_device:
+            self._check_spec(dataset.element_spec)
+        return super()._experimental_distribute_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        made = super()._distribute_datasets_from_function(dataset_fn, options)
+        if options is None or options.experimental_fetch_to_device:
+            self._check_spec(made.element_spec)
+        return made
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs):
         # A shard of a table lives on its host alone.

@@ -22,6 +22,7 @@ from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy, graph_of_core
 
 _StockEmbedding = tf.tpu.experimental.embedding.TPUEmbedding
 _IN_PROGRAM = "_raise_error_for_incorrect_control_flow_context"
+_ON_HOST = "_raise_error_for_inputs_not_on_cpu"
 
 _undo: list[Callable[[], None]] = []
 
@@ -33,8 +34,10 @@ def install(devices: Devices) -> None:
     _replace(_tf_private.tpu_replication, "outside_compilation",
              _outside_compilation)
     _replace(_StockEmbedding, _IN_PROGRAM, _is_in_program)
+    _replace(_StockEmbedding, _ON_HOST, _check_on_host)
     _replace(_StockEmbedding, "enqueue", _enqueue)
-    replicate_context.set_emulated(lambda graph: graph is graph_of_core())
+    replicate_context.set_emulated(
+        lambda graph: graph is graph_of_core(), devices.input_device_of)
     _undo.append(lambda: replicate_context.set_emulated(None))
     enum_mend.install()
     _undo.append(enum_mend.uninstall)
@@ -77,6 +80,18 @@ def _is_in_program(original):
         return original(embedding)
 
     return is_in_program
+
+
+def _check_on_host(original):
+    # It looks for the names of TPUs, and the cores of its strategy are CPUs.
+    def check_on_host(embedding, flat_inputs, flat_paths):
+        if isinstance(embedding._strategy, EmulatedTPUStrategy):
+            replicate_context.check_on_host(
+                list(zip(flat_paths, flat_inputs, strict=True)))
+        else:
+            original(embedding, flat_inputs, flat_paths)
+
+    return check_on_host
 
 
 def _enqueue(original):

@@ -1,5 +1,7 @@
 """Two cores on one host; a process of its own (tests/emulation)."""
 
+import os
+import threading
 import time
 
 import numpy as np
@@ -386,6 +388,120 @@ def test_loading_while_steps_are_in_flight_is_refused():
     with pytest.raises(tf.errors.FailedPreconditionError,
                        match=r"(?s)steps are in flight.*core 0: 1 batches"):
         embedding._load_variables()
+
+
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_a_system_that_starts_anew_leaves_no_thread_behind():
+    # Each leaves a step that was waited for with a deadline far away.
+    tlm.emulation.enable(num_cores=2, deadline=600.0)
+
+    def train():
+        embedding = one_table()
+        embedding.build(2)
+
+        @tf.function
+        def dequeue():
+            STRATEGY.run(embedding.dequeue)
+
+        @tf.function
+        def enqueue(ids):
+            embedding.enqueue({"shown": ids}, training=False)
+
+        waiting = threading.Thread(target=dequeue)
+        waiting.start()
+        until = time.monotonic() + 30
+        while "waiting:" not in tlm.emulation.report():
+            assert time.monotonic() < until, tlm.emulation.report()
+            time.sleep(0.01)
+        enqueue(STRATEGY.experimental_distribute_values_from_function(
+            lambda _: tf.constant([0, 1])))
+        waiting.join()
+
+    try:
+        train()
+        before = num_threads()
+        for _ in range(6):
+            train()
+        until = time.monotonic() + 10
+        while num_threads() > before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert num_threads() <= before
+    finally:
+        tlm.emulation.enable(num_cores=2, deadline=2.0)
+
+
+ON_HOST = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+
+
+@pytest.mark.parametrize("kind", training.CLASSES)
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("is_on_host", [False, True])
+def test_inputs_must_stay_on_the_host_as_on_a_tpu(kind, inside, is_on_host):
+    embedding = training.tpu_embedding(
+        kind, STRATEGY, OPTIMIZERS["sgd"], is_built=False)
+    ids = {name: tf.zeros([training.NUM_SAMPLES * 2, 1], tf.int64)
+           for name in training.FEATURES}
+    dataset = tf.data.Dataset.from_tensor_slices(ids).batch(
+        training.NUM_SAMPLES, drop_remainder=True)
+    batches = iter(STRATEGY.experimental_distribute_dataset(
+        dataset, options=ON_HOST if is_on_host else None))
+
+    @tf.function
+    def step():
+        def core(ids):
+            if inside:
+                embedding.enqueue(ids, training=False)
+            return embedding.dequeue()
+
+        batch = next(batches)
+        if not inside:
+            embedding.enqueue(batch, training=False)
+        return STRATEGY.run(core, args=(batch,))
+
+    if is_on_host:
+        step()
+        return
+    with pytest.raises(ValueError, match="on a TPU input device .*TPU:1;"
+                       r"[\s\S]*experimental_fetch_to_device=False"):
+        step()
+
+
+def test_ragged_and_sparse_datasets_must_stay_on_the_host_as_on_a_tpu():
+    ragged = tf.data.Dataset.from_tensor_slices(
+        tf.ragged.constant([[1, 2], [3]])).batch(2, drop_remainder=True)
+    for dataset in (ragged, ragged.map(lambda ids: ids.to_sparse())):
+        for distribute in (
+                lambda options, given=dataset:
+                STRATEGY.experimental_distribute_dataset(given, options),
+                lambda options, given=dataset:
+                STRATEGY.distribute_datasets_from_function(
+                    lambda _: given, options)):
+            distribute(ON_HOST)
+            for options in (None, tf.distribute.InputOptions()):
+                with pytest.raises(ValueError, match="does not support "
+                                   "distributed datasets with device pref"):
+                    distribute(options)
+
+
+def test_the_mean_of_a_structure_is_the_structure_as_of_a_tpu_strategy():
+    batch = {"ids": STRATEGY.experimental_distribute_values_from_function(
+        lambda context: tf.constant([context.replica_id_in_sync_group]))}
+    assert STRATEGY.reduce("MEAN", batch, axis=None) is batch
+    with pytest.raises(ValueError, match="cannot be reduced"):
+        STRATEGY.reduce("SUM", batch, axis=None)
+    assert STRATEGY.reduce("SUM", batch["ids"], axis=None).numpy() == [1]
+
+
+def test_a_program_for_one_cpu_is_refused_with_the_reason():
+    @tf.function(jit_compile=True)
+    def program():
+        return STRATEGY.run(lambda: tf.constant(1.0))
+
+    with pytest.raises(RuntimeError, match="Leave jit_compile out"):
+        program()
 
 
 def test_disabled_emulation_leaves_kernels_that_refuse():

@@ -17,12 +17,20 @@ from tf_layoutmap import _tf_private
 # Says of a graph whether an emulated TPU's program is traced into it; those of
 # a real one are known by their context.
 _is_emulated: Callable[[Any], bool] | None = None
+# What a TPU's name is for the device of an input.
+_input_device_of: Callable[[str], str] | None = None
 
 
-def set_emulated(is_emulated: Callable[[Any], bool] | None):
-    """Lets an emulation say what its programs are; None takes it back."""
-    global _is_emulated
-    _is_emulated = is_emulated
+def set_emulated(is_emulated: Callable[[Any], bool] | None,
+                 input_device_of: Callable[[str], str] | None = None):
+    """Lets an emulation say what its programs are; None takes it back.
+
+    Args:
+      is_emulated: Whether a graph is traced as the program of a core.
+      input_device_of: From the device of an input to its name on a TPU.
+    """
+    global _is_emulated, _input_device_of
+    _is_emulated, _input_device_of = is_emulated, input_device_of
 
 
 def is_in_tpu_program() -> bool:
@@ -111,6 +119,8 @@ def check_on_host(named_values: Sequence[tuple[str, Any]]):
 
 
 def _devices_of(tensor: tf.Tensor) -> list[str]:
+    if _input_device_of is not None:
+        return [_input_device_of(_device_before_program(tensor))]
     if hasattr(tensor, "numpy"):  # Eager.
         return [tensor.device or ""]
     source = tensor.op
@@ -118,3 +128,13 @@ def _devices_of(tensor: tf.Tensor) -> list[str]:
             source.inputs[0].op.type == "TPUReplicatedInput"):
         return [one.device for one in source.inputs[0].op.inputs]
     return [tensor.device]
+
+
+def _device_before_program(tensor: tf.Tensor) -> str:
+    """Where what came into an emulated core's program as this input was."""
+    if not hasattr(tensor, "numpy"):
+        if _is_program_input(tensor.op):
+            tensor = tensor.op.inputs[0]
+        if tensor.op.type == "Placeholder":
+            return ""  # Its device is only where a loop was traced.
+    return tensor.device or ""
