@@ -345,3 +345,25 @@ def test_a_step_outside_of_run_is_refused():
     x, _ = batches(1)
     with pytest.raises(RuntimeError, match=r"inside `strategy.run`"):
         layer(x, training=True)
+
+
+class Siamese(keras.Model):
+    """A model without `training`, whose layer is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = make_layer()
+
+    def call(self, inputs):
+        one = self.embedding(inputs)
+        other = self.embedding({**inputs, "title": inputs["body"]})
+        return one["title"] * one["user"] + (
+            other["title"] * other["body"][:, 1])
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_two_calls_without_training_equal_those_of_one_replica(num_replicas):
+    expected = embedding_of(fit(tf.distribute.get_strategy(), Siamese))
+    found = embedding_of(fit(strategies.mirrored(num_replicas), Siamese))
+    assert_same(found, expected)
+    assert found.stats()["num_updates"] == 6

@@ -343,3 +343,87 @@ def test_a_model_of_the_other_keras_is_refused():
     with pytest.raises(RuntimeError,
                        match=r"takes tlm.layers.tf_keras.TPUEmbedding"):
         keras3.make_layer()(inputs)
+
+
+class Siamese(tf_keras.Model):
+    """A model without `training`, whose layer is called twice."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.embedding = layer
+
+    def call(self, x):
+        return self.embedding(x) * self.embedding((x * 5 + 1) % 12)
+
+
+def single():
+    config = keras3.make_layer()._steps.feature_config["title"]
+    return tlm.layers.tf_keras.TPUEmbedding(config, tpu.SGD(0.5), name="e")
+
+
+def siamese_loop(layer, **call):
+    """A tape in a loop, as with any other layer."""
+    optimizer = tf_keras.optimizers.SGD(0.5)
+    x, y = keras3.batches()
+    for ids, labels in tf.data.Dataset.from_tensor_slices(
+            (x["user"], y)).batch(BATCH):
+        with tf.GradientTape() as tape:
+            found = layer(ids, **call) * layer((ids * 5 + 1) % 12, **call)
+            loss = tf.reduce_mean(found * labels)
+        weights = layer.trainable_weights
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+
+def assert_rows_of_stock(layer, expected):
+    # Stock layers add gradients of a row up in another order.
+    np.testing.assert_allclose(
+        layer.get_embedding_tables()["words"], expected.embeddings,
+        rtol=1e-5, atol=1e-6)
+
+
+def stock():
+    return tf_keras.layers.Embedding(
+        12, 4, tf_keras.initializers.Constant(keras3.START))
+
+
+@pytest.mark.parametrize("call", [{}, {"training": True}, {"training": False}])
+def test_a_loop_of_ones_own_trains_whatever_it_says(call):
+    layer, expected = single(), stock()
+    siamese_loop(layer, **call)
+    siamese_loop(expected)
+    assert_rows_of_stock(layer, expected)
+    assert layer.embedding.stats()["num_updates"] == 3
+
+
+def test_fit_trains_a_model_without_training_as_a_stock_layer():
+    x, y = keras3.batches()
+    models = [Siamese(make()) for make in (single, stock)]
+    for model in models:
+        model.compile(tf_keras.optimizers.SGD(0.5), "mse")
+        model.fit(x["user"], y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert_rows_of_stock(*(model.embedding for model in models))
+    found = models[0].embedding.embedding.stats()
+    models[0].evaluate(x["user"], y, verbose=0)
+    models[0].predict(x["user"], verbose=0)
+    assert models[0].embedding.embedding.stats() == found
+
+
+def sharded():
+    return tlm.layers.tf_keras.ShardedEmbedding(
+        12, 4, optimizer="sgd", name="e")
+
+
+@pytest.mark.parametrize("make", [single, sharded])
+@pytest.mark.parametrize("optimizer", [
+    tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
+def test_a_table_without_a_gradient_is_an_error(optimizer, make):
+    x, y = keras3.batches()
+    ids = tf_keras.Input([], dtype="int64")
+    layer, dense = make(), tf_keras.layers.Dense(4)
+    model = tf_keras.Model(ids, dense(tf.stop_gradient(layer(ids))))
+    model.compile(optimizer(0.5), "mse")
+    with pytest.raises(ValueError, match="'e.*got no gradient.*not called"):
+        model.fit(x["user"], y, verbose=0)
+    layer.trainable = False
+    model.compile(optimizer(0.5), "mse")
+    model.fit(x["user"], y, verbose=0)

@@ -100,6 +100,33 @@ def test_the_tables_become_those_of_one_replica_to_the_bit(of_one_replica):
     training.assert_same(tables_of(fit(STRATEGY)), of_one_replica)
 
 
+class WithoutTraining(Product):
+    """Whose layer is not told that it trains."""
+
+    def call(self, inputs):
+        return super().call(inputs)
+
+
+def test_a_model_without_training_trains_on_a_tpu_too(of_one_replica):
+    one = fit(tf.distribute.get_strategy(), WithoutTraining)
+    model = fit(STRATEGY, WithoutTraining)
+    for found in (one, model):
+        training.assert_same(tables_of(found), of_one_replica)
+    model.evaluate(batches(), verbose=0)
+    model.predict(batches().map(lambda x, y: x), verbose=0)
+    training.assert_same(tables_of(model), of_one_replica)
+
+
+class Twice(Product):
+    def call(self, inputs):
+        return super().call(inputs) * super().call(inputs)
+
+
+def test_two_calls_in_a_step_are_refused_on_a_tpu():
+    with pytest.raises(RuntimeError, match="comes twice|called once"):
+        fit(STRATEGY, Twice)
+
+
 def test_several_steps_per_execution_need_sizes_first(of_one_replica):
     # Keras' loop hides the sizes of a batch from what it traces.
     model = compiled(STRATEGY, steps_per_execution=3)
