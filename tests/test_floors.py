@@ -24,6 +24,7 @@ FLOORS = {
     "partition": 0,
     "layout.key_matching": 0,
     "layout.fit_checks": 0,
+    "layout.slice_parts": 0,
     "embedding.config": 0,
     "embedding.optimizers": 0,
     "embedding.optimizer_settings": 0,

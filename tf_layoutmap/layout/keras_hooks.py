@@ -63,6 +63,7 @@ def install() -> None:
         for name in ("divide", "true_divide"):
             _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
         _wrap(_keras_private.backend_numpy, "einsum", mesh_calls.einsum)
+        _wrap(_keras_private.backend_numpy, "add", mesh_calls.add)
         _wrap(_keras_private.backend_numpy, "eye", mesh_calls.eye)
         for name in ("normal", "truncated_normal", "uniform", "randint"):
             _wrap(_keras_private.backend_random, name, mesh_random.draw)
