@@ -26,6 +26,7 @@ FLOORS = {
     "layout.key_matching": 0,
     "layout.fit_checks": 0,
     "layout.process_compare": 0,
+    "layout.slice_parts": 0,
     "embedding.config": 0,
     "embedding.optimizers": 0,
     "embedding.optimizer_settings": 0,

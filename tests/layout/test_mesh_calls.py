@@ -139,3 +139,42 @@ def test_einsums_whose_weights_are_divided_in_different_dimensions(
         make, twins.SERIES, {"first.kernel": first, "second.kernel": second,
                              "first.bias": (None, "model")},
         optimizer=lambda: keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.parametrize("axes", [
+    ("batch", None, None), ("batch", "model", None), ("model", "batch", None)])
+def test_a_summed_dimension_is_divided_by_the_batch_axis(axes):
+    # It ended the process in `fit`; `predict` gave another size.
+    def make():
+        return twins.sequential((6, 8), keras.layers.EinsumDense(
+            "bqm,muh->bquh", (6, 4, 2), name="e"))
+
+    model = twins.assert_trains_alike(
+        make, twins.SERIES, {"e.kernel": axes}, epochs=1,
+        optimizer=lambda: keras.optimizers.SGD(0.1))
+    twins.assert_alike(*(
+        m.predict(twins.SERIES[:5], verbose=0, batch_size=5)
+        for m in (with_weights_of(model, make), model)))
+
+
+def with_weights_of(model, make):
+    """The same model without a mesh."""
+    plain = make()
+    plain.set_weights(model.get_weights())
+    return plain
+
+
+def test_attention_trains_behind_an_embedding_with_divided_rows():
+    # DTensor could not divide a RelayoutLike.
+    def make():
+        inputs = keras.Input((6,))
+        x = keras.layers.Embedding(16, 8, name="e")(inputs)
+        x += keras.layers.MultiHeadAttention(4, 2, name="att")(x, x)
+        return keras.Model(inputs, keras.layers.Dense(4, name="d2")(
+            keras.layers.GlobalAveragePooling1D()(x)))
+
+    twins.assert_trains_alike(make, twins.TOKENS, {
+        "e.embeddings": ("model", None),
+        "att.(query|key|value)_dense.kernel": (None, "model", None),
+        "att.output_dense.kernel": ("model", None, None)}, epochs=1,
+        optimizer=lambda: keras.optimizers.SGD(0.1))

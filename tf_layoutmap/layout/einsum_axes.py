@@ -89,16 +89,18 @@ def axes_of_product(equation: str, number: int, axes: Sequence[str | None],
         nothing does.
 
     Returns:
-      All three, or None where only one label of the weight stands in each of
-      the others: then there is one dimension to divide, and DTensor gets it
-      right.
+      All three, or None for what DTensor gets right: where only one label of
+      the weight stands in each of the others, as in a product of matrices.
     """
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     if not arrow or len(terms) != 2 or "." in equation:
         return None
     weight, other = terms[number], terms[1 - number]
-    if max(len(set(weight) & set(term)) for term in (other, result)) < 2:
+    is_product_of_matrices = weight[:1] == other[-1:] and (
+        result == other[:-1] + weight[1:])
+    if is_product_of_matrices and max(
+            len(set(weight) & set(term)) for term in (other, result)) < 2:
         return None
     axis_of = dict(zip(weight, axes))
     if first is not None and other and axis_of.get(other[0]) is None:

@@ -70,6 +70,7 @@ def install() -> None:
         for name in ("divide", "true_divide"):
             _wrap(_keras_private.backend_numpy, name, keras_optimizers.divide)
         _wrap(_keras_private.backend_numpy, "einsum", mesh_calls.einsum)
+        _wrap(_keras_private.backend_numpy, "add", mesh_calls.add)
         _wrap(_keras_private.backend_numpy, "eye", mesh_calls.eye)
         _wrap(_keras_private.backend, "rnn", recurrent.rnn)
         for name in ("normal", "truncated_normal", "uniform", "randint"):

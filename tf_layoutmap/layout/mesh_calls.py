@@ -125,6 +125,17 @@ def _axes_of_product(subscripts: str, operands: tuple[Any, ...],
         home.batch_dim if is_cut else None)
 
 
+def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
+    """`keras.ops.add`, for a mesh not as a BiasAdd of squeezed tensors.
+
+    Keras takes a second summand for a bias that has one long dimension. In
+    another place than the last DTensor cannot divide it.
+    """
+    if host_values.traced_for_mesh() and len(getattr(x2, "shape", ())) > 1:
+        x1, x2 = x2, x1
+    return original(x1, x2)
+
+
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
         k: Any = 0, dtype: str | None = None) -> Any:
     """`keras.ops.eye`; for a mesh, by comparing numbers of rows and columns.

@@ -28,10 +28,13 @@ def strided_slice(original: Callable[..., Any], mesh: Any, input: Any,
     """`tf.strided_slice`, each dimension named, new ones added afterwards."""
     x = tf.convert_to_tensor(input)
     written = None
-    if masks.get("new_axis_mask") or not is_shape(x):
+    if not (_is_of_shapes(x) and _goes_forward(strides)) or (
+            masks.get("new_axis_mask")):
         written = _written(x.shape, begin, end, strides, masks)
     if written is None:
-        return original(input, begin, end, strides, name=name, **masks)
+        pin = _pin_of_unknown(strides, mesh)
+        return pin(original(
+            pin(x), begin, end, strides, name=name, **masks))
     parts, added = written
     _check_sizes(parts, x)
     if not added or any(part != WHOLE for part in parts):
@@ -134,7 +137,16 @@ def _pin_for(parts: list[Part], mesh: Any) -> Callable[[Any], Any]:
 
 
 def _pin_of_unknown(strides: Any, mesh: Any) -> Callable[[Any], Any]:
-    static = known(strides)
-    if static is not None and (static > 0).all():
+    if _goes_forward(strides):
         return lambda x: x
     return lambda x: pinning.whole(x, mesh)
+
+
+def _goes_forward(strides: Any) -> bool:
+    static = known(strides)
+    return static is not None and bool((static > 0).all())
+
+
+def _is_of_shapes(x: Any) -> bool:
+    # Eager tensors come here because they are on a mesh.
+    return tf.is_symbolic_tensor(x) and is_shape(x)
