@@ -40,6 +40,10 @@ def stack(shape, *layers):
     return lambda: twins.sequential(shape, *(make() for make in layers))
 
 
+# Steps that count, and in some samples not.
+MASKED = twins.SERIES.copy()
+MASKED[:, 4:] = MASKED[::2, 1] = 0
+
 FAST = {
     "attention": (attention, twins.TOKENS, ATTENTION),
     "images": (stack(
@@ -48,7 +52,7 @@ FAST = {
         lambda: L.BatchNormalization(name="bn"), lambda: L.ReLU(),
         lambda: L.MaxPooling2D()),
         twins.IMAGES, {"bn.gamma": ("model",), **HEAD}),
-    "LSTM": (stack((6, 8), lambda: L.LSTM(8, unroll=True, name="r")),
+    "LSTM": (stack((6, 8), lambda: L.LSTM(8, name="r")),
              twins.SERIES, {"r.cell.kernel": ("model", None), **HEAD}),
     "EinsumDense": (stack((6, 8), lambda: L.EinsumDense(
         "abc,cd->abd", (6, 16), bias_axes="d", name="e",
@@ -76,14 +80,26 @@ SLOW = {
     "UnitNormalization": (stack(
         (6, 8), lambda: L.UnitNormalization(),
         lambda: L.RMSNormalization()), twins.SERIES, HEAD),
-    "GRU": (stack((6, 8), lambda: L.GRU(8, unroll=True, name="r")),
-            twins.SERIES, {"r.cell.kernel": ("model", None),
+    "GRU": (stack((6, 8), lambda: L.Masking(), lambda: L.GRU(
+        8, name="r", go_backwards=True, return_sequences=True)),
+            MASKED, {"r.cell.kernel": ("model", None),
                            "r.cell.recurrent_kernel": ("batch", None)}),
     "SimpleRNN": (stack((6, 8), lambda: L.SimpleRNN(
-        8, unroll=True, name="r", return_sequences=True)), twins.SERIES,
+        8, name="r", return_sequences=True)), twins.SERIES,
         {"r.cell.kernel": (None, "model"), **HEAD}),
     "Bidirectional": (stack((6, 8), lambda: L.Bidirectional(
-        L.LSTM(4, unroll=True), name="r")), twins.SERIES, HEAD),
+        L.LSTM(4, return_sequences=True), name="r")), twins.SERIES, HEAD),
+    "ConvLSTM": (stack((6, 8), lambda: L.Reshape((6, 4, 2, 1)),
+                       lambda: L.ConvLSTM2D(2, 2)),
+                 twins.SERIES, HEAD),
+    "cells": (stack((6, 8), lambda: L.RNN(
+        [L.GRUCell(4), L.LSTMCell(4)])), twins.SERIES, HEAD),
+    "any number of steps": (lambda: keras.Sequential([
+        keras.Input((None, 8)), L.GRU(8), L.Dense(4, name="d2")]),
+        twins.SERIES, HEAD),
+    "stateful": (lambda: keras.Sequential([
+        keras.Input(batch_shape=(8, 6, 8)), L.LSTM(8, stateful=True),
+        L.Dense(4, name="d2")]), twins.SERIES, HEAD),
     "TimeDistributed": (stack((6, 8), lambda: L.TimeDistributed(
         L.Dense(4))), twins.SERIES, HEAD),
     "PReLU": (stack((8,), lambda: L.PReLU(name="p"), lambda: L.Softmax()),
@@ -154,18 +170,9 @@ def test_a_sharded_convolution_is_refused_by_name():
     assert "use (None, None, None, None)" in text
 
 
-@pytest.mark.parametrize("layer", [
-    lambda: L.LSTM(4, name="r"), lambda: L.GRU(4, name="r"),
-    lambda: L.SimpleRNN(4, name="r"),
-    lambda: L.Bidirectional(L.LSTM(4, name="r"))])
-def test_a_loop_over_time_is_refused_with_a_way_out(layer):
-    assert "pass unroll=True" in refused(
-        lambda: twins.sequential((6, 8), layer()), {})
-
-
 def test_gates_cut_by_a_layout_are_refused():
     text = refused(
-        lambda: twins.sequential((6, 8), L.LSTM(8, unroll=True, name="r")),
+        lambda: twins.sequential((6, 8), L.LSTM(8, name="r")),
         {"r.cell.kernel": ("batch", "model")})
     assert "layer 'lstm_cell" in text and "use ('batch', None)" in text
 

@@ -166,6 +166,9 @@ def test_a_penalty_sees_the_weight_that_trains():
         rtol=1e-5)
 
 
+MASKED = SERIES.copy()
+MASKED[:, 3:] = MASKED[::2, 1] = 0
+
 LAYERS = {
     "constraint": (lambda: sequential(layers.Dense(
         16, name="d1", kernel_constraint="non_neg")), FEATURES),
@@ -181,10 +184,14 @@ LAYERS = {
         layers.Flatten(), layers.Dense(16, name="d1"),
         shape=(8, 8, 3)), IMAGES),
     "gru": (lambda: sequential(
-        layers.GRU(8, unroll=True), layers.Dense(16, name="d1"),
+        layers.Bidirectional(layers.GRU(8, return_sequences=True)),
+        layers.Flatten(), layers.Dense(16, name="d1"),
         shape=(5, 8)), SERIES),
     "lstm": (lambda: sequential(
-        layers.LSTM(8, unroll=True), layers.Dense(16, name="d1"),
+        layers.Masking(), layers.LSTM(8), layers.Dense(16, name="d1"),
+        shape=(5, 8)), MASKED),
+    "simple rnn": (lambda: sequential(
+        layers.SimpleRNN(8, go_backwards=True), layers.Dense(16, name="d1"),
         shape=(5, 8)), SERIES),
     "attention": (lambda: functional_attention(), SERIES),
 }
