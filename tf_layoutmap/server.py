@@ -6,10 +6,16 @@
 TensorFlow's own server cannot run an op that its process has not loaded, and
 there is no call to load it from elsewhere. Start parameter servers and workers
 with this module, and it is there.
+
+Security: TensorFlow's server listens on all network interfaces, whatever host
+its address names, 127.0.0.1 too, and asks nobody for a password: whoever
+reaches the port can read and write the tables and files of this process, and
+run operations in it. Let a firewall or a private network keep others out.
 """
 
 import json
 import os
+import sys
 
 from absl import app, flags
 
@@ -94,6 +100,10 @@ def main(argv: list[str]) -> None:
         tf.train.ClusterSpec(jobs), job_name=job_name, task_index=task_index,
         protocol="grpc", start=True)
     print(f"{job_name}:{task_index} serves {server.target}", flush=True)
+    port = jobs[job_name][task_index].rpartition(":")[2]
+    print(f"Port {port} is open on all network interfaces, without "
+          "authentication: keep others out by a firewall or a private "
+          "network.", file=sys.stderr, flush=True)
     server.join()
 
 

@@ -109,10 +109,10 @@ def test_a_process_whose_peer_died_ends_with_an_error(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case, words", [
-    ("bad_id", "Process 1: feature 'dense', sample 1: id 7 is outside table "
-     "'words' with 5 rows"),
-    ("bad_ragged_id", "Process 1: feature 'ragged', sample 2: id -1 is outside "
-     "table 'words' with 5 rows"),
+    ("bad_id", "Process 1: feature dense, sample 1: id 7 is outside table "
+     "words with 5 rows"),
+    ("bad_ragged_id", "Process 1: feature ragged, sample 2: id -1 is outside "
+     "table words with 5 rows"),
     ("restore_in_one", "Process 0 has restored 0 times, process 1 1 times."),
     ("restore_in_both", "trained")])
 def test_an_error_names_the_process(tmp_path, case, words):

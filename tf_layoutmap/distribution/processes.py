@@ -23,7 +23,9 @@ def initialize(job_addresses: str | None = None,
 
     Each argument may come from the environment instead:
     `KERAS_DISTRIBUTION_JOB_ADDRESSES`, `KERAS_DISTRIBUTION_NUM_PROCESSES` and
-    `KERAS_DISTRIBUTION_PROCESS_ID`. With one process nothing is joined.
+    `KERAS_DISTRIBUTION_PROCESS_ID`. With one process nothing is joined, and
+    `dtensor.create_distributed_mesh` makes a mesh of its devices, if nothing
+    was computed before.
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.initialize(num_processes=1, process_id=0)
@@ -52,6 +54,7 @@ def initialize(job_addresses: str | None = None,
             f"`num_processes`. Received: process_id={number}, "
             f"num_processes={count}.")
     if count == 1:
+        _initialize_alone()
         return
     if len(addresses) != count:
         raise ValueError(
@@ -64,6 +67,18 @@ def initialize(job_addresses: str | None = None,
     # Resetting the context would forget the logical devices of the program.
     dtensor.initialize_accelerator_system(
         _best_type(), experimental_reset_context=False)
+
+
+def _initialize_alone() -> None:
+    """Lets programs for several processes make their mesh in one."""
+    try:
+        dtensor.initialize_accelerator_system(
+            _best_type(), experimental_reset_context=False)
+    except ValueError as error:
+        # By this program itself, or TensorFlow is in use, which suits all but
+        # create_distributed_mesh.
+        if "already been initialized" not in str(error):
+            raise
 
 
 def _best_type() -> str:

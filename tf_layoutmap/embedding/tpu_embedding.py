@@ -73,6 +73,7 @@ class TPUEmbedding(StepVerbs, TableAccess, CheckpointHooks, tf.Module):
         partitioner: tables.Partitioner | None = None,
         out_of_range: str = "error", engine: str = "auto",
         table_dtypes: Any = None, rounding_seed: int = 0,
+        sparse_core_embedding_config: Any = None,
     ):
         """Reads the configuration; variables are created by `build`.
 
@@ -105,14 +106,23 @@ class TPUEmbedding(StepVerbs, TableAccess, CheckpointHooks, tf.Module):
             variables are float32. A TPU has float32 only.
           rounding_seed: What that chance depends on, beside the table, the
             number of its updates, the row and the column.
+          sparse_core_embedding_config: Must be None: SparseCores are not
+            supported yet.
 
         Raises:
           TypeError: If `feature_config` holds something else.
           ValueError: If a setting is invalid, or the engine does not carry
             it out.
-          NotImplementedError: If the strategy in scope is not supported.
+          NotImplementedError: If the strategy in scope is not supported, or
+            SparseCores are asked for.
         """
         super().__init__()
+        if sparse_core_embedding_config is not None:
+            raise NotImplementedError(
+                "Argument `sparse_core_embedding_config` must be None: what "
+                "tf.tpu.experimental.embedding.TPUEmbeddingV2 does on "
+                "SparseCores is not supported yet. Received: "
+                f"{sparse_core_embedding_config!r}.")
         if not isinstance(pipeline_execution_with_tensor_core, bool):
             raise TypeError(
                 "Argument `pipeline_execution_with_tensor_core` must be a "

@@ -36,10 +36,10 @@ def check_ids(
         which = tf.gather(tf.concat([ids, [0]], 0), first)
         checks.append(tf.debugging.Assert(
             ~tf.reduce_any(is_bad), [tf.strings.join([
-                f"Process {process}: feature {feature.name!r}, sample ",
+                f"Process {process}: feature {feature.name}, sample ",
                 tf.strings.as_string(_sample_of(inputs, first)), ": id ",
                 tf.strings.as_string(which),
-                f" is outside table {spec.table_of(feature).name!r} with "
+                f" is outside table {spec.table_of(feature).name} with "
                 f"{num_rows} rows"])]))
     return [one for one in checks if one is not None]
 

@@ -1,0 +1,45 @@
+"""Starting one process of several, or one alone."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.processes import ROOT
+from tf_layoutmap import distribution
+
+_SECONDS = 120
+
+# As its first use of TensorFlow, which cannot be had in this process.
+ALONE = textwrap.dedent("""
+    import tensorflow as tf
+    import tf_layoutmap as tlm
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2)
+    tlm.distribution.initialize(num_processes=1, process_id=0)
+    tlm.distribution.initialize(num_processes=1, process_id=0)
+    mesh = tf.experimental.dtensor.create_distributed_mesh(
+        [("batch", 2)], device_type="CPU")
+    layout = tf.experimental.dtensor.Layout(["batch"], mesh)
+    print("SUM", float(tf.reduce_sum(tlm.layout.to_host(
+        tlm.layout.to_mesh(tf.range(4.0), layout)))))
+""")
+
+
+def test_one_process_makes_the_mesh_of_a_program_for_several():
+    run = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True,
+        text=True, timeout=_SECONDS, check=False)
+    assert "SUM 6.0" in run.stdout, run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ({"num_processes": 2, "process_id": 2}, "process_id=2, num_processes=2"),
+    ({"num_processes": 2, "process_id": 0, "job_addresses": "a:1"},
+     "an address for each of the 2 processes")])
+def test_numbers_that_do_not_suit_each_other_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        distribution.initialize(**arguments)
