@@ -161,7 +161,7 @@ def written(values, tmp_path, kind):
 def test_nothing_is_restored_from_a_damaged_file(
         values, tmp_path, kind, mine, late, part):
     path = written(values, tmp_path, kind)
-    damage(path, (values + SHIFTS[part])[8:])  # Its last rows, in each piece of it.
+    damage(path, (values + SHIFTS[part])[8:])  # Behind its first rows.
     made = {"first": ShardedVariable.create(values, **mine),
             "plain": tf.Variable(values),
             "last": ShardedVariable.create(values, **mine)}

@@ -27,8 +27,7 @@ _RULES = {
 }
 _BY_NAME = {name.lower(): name for name in _RULES}
 # Of every Keras optimizer: what no table's rule does.
-_NOT_DONE = {"weight_decay": None, "clipnorm": None, "global_clipnorm": None,
-             "use_ema": False, "loss_scale_factor": None,
+_NOT_DONE = {"clipnorm": None, "global_clipnorm": None, "use_ema": False, "loss_scale_factor": None,
              "gradient_accumulation_steps": None}
 
 
@@ -161,11 +160,22 @@ def _read_optimizer(optimizer, where):
                 f"`{setting}` of a table's optimizer must be {default!r}; "
                 f"the TPU's {rule.__name__} has no such setting. Received: "
                 f"{setting}={value!r} {where}.")
-    rate = optimizer.get_config()["learning_rate"]
-    if not isinstance(rate, float):
+    return rule(
+        _read_rate(optimizer, where), clipvalue=optimizer.clipvalue,
+        weight_decay_factor=optimizer.weight_decay, **{
+            setting: getattr(optimizer, setting) for setting in settings})
+
+
+def _read_rate(optimizer, where):
+    given = optimizer._learning_rate
+    if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+        # As in keras-rs: of the step that the optimizer itself counts.
+        return lambda: optimizer.learning_rate
+    rate = given if callable(given) else (
+        optimizer.get_config()["learning_rate"])
+    if not callable(rate) and not isinstance(rate, float):
         raise ValueError(
-            "The learning rate of a table's optimizer must be a number; for "
-            "one that changes give tf.tpu.experimental.embedding."
-            f"{rule.__name__} a callable. Received: {rate!r} {where}.")
-    return rule(rate, clipvalue=optimizer.clipvalue, **{
-        setting: getattr(optimizer, setting) for setting in settings})
+            "The learning rate of a table's optimizer must be a number, a "
+            "callable without arguments or a schedule of keras.optimizers. "
+            f"Received: {rate!r} {where}.")
+    return rate
