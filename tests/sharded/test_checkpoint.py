@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.sharded.tables import make_table
-from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded import ShardedVariable, checkpoint
 
 TensorFlowsOwn = tf.__internal__.distribute.ShardedVariable
 
@@ -126,6 +126,84 @@ def test_a_truncated_checkpoint_is_refused(values, tmp_path):
     table = make_table(np.zeros_like(values), [5, 5])
     with pytest.raises((tf.errors.OpError, IndexError), match="less bytes"):
         tf.train.Checkpoint(table=table).read(path)
+    np.testing.assert_array_equal(table.numpy(), 0)
+
+
+def damage(path, values):
+    """Changes one bit in the middle of where a file has `values`."""
+    with open(path + ".data-00000-of-00001", "r+b") as file:
+        content = file.read()
+        found = np.ascontiguousarray(values).tobytes()
+        assert content.count(found) == 1
+        at = content.index(found) + len(found) // 2
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+
+
+SHIFTS = {"first": 100, "plain": 200, "last": 300}
+
+
+def written(values, tmp_path, kind):
+    """A file of two tables and a variable, each with numbers of its own."""
+    make, sizes = kind
+    return tf.train.Checkpoint(**{
+        name: (one_variable if name == "plain" else make)(
+            values + shift, sizes)
+        for name, shift in SHIFTS.items()}).write(str(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("part", ["first", "plain", "last"])
+@pytest.mark.parametrize("late", [False, True])
+@kinds
+@pytest.mark.parametrize("mine", [
+    {"num_shards": 3}, {"placement": "mod", "num_shards": 3}, {"axis": 1},
+    {}], ids=str)
+def test_nothing_is_restored_from_a_damaged_file(
+        values, tmp_path, kind, mine, late, part):
+    path = written(values, tmp_path, kind)
+    damage(path, (values + SHIFTS[part])[8:])  # Behind its first rows.
+    made = {"first": ShardedVariable.create(values, **mine),
+            "plain": tf.Variable(values),
+            "last": ShardedVariable.create(values, **mine)}
+    if late:
+        # What is made behind the restore is restored as it comes.
+        root = tf.train.Checkpoint()
+        status = root.read(path)
+        for name, table in made.items():
+            if name != part:
+                setattr(root, name, table)
+                np.testing.assert_array_equal(
+                    table.numpy(), values + SHIFTS[name])
+        with pytest.raises(tf.errors.DataLossError):
+            setattr(root, part, made[part])
+        del status
+        made = {part: made[part]}
+    else:
+        with pytest.raises(tf.errors.DataLossError):
+            tf.train.Checkpoint(**made).read(path)
+    for table in made.values():
+        np.testing.assert_array_equal(table.numpy(), values)
+
+
+def test_a_graph_that_restores_a_damaged_file_has_written_nothing(tmp_path):
+    values = np.arange(20, dtype=np.float32).reshape(10, 2)
+    path = tf.train.Checkpoint(table=make_table(values, [3, 3, 4])).write(
+        str(tmp_path / "c"))
+    table = make_table(np.zeros_like(values), [4, 6])
+
+    @tf.function
+    def restore():
+        found = checkpoint.saveables(
+            table._own_shards, "table/.ATTRIBUTES/VARIABLE_VALUE")
+        checkpoint.fetch_in_turn(found, path)
+        found[0].restore([tf.zeros([1, 1])], None)
+
+    restore()
+    np.testing.assert_array_equal(table.numpy(), values)
+    damage(path, values[6:])
+    table.assign(np.zeros_like(values))
+    with pytest.raises(tf.errors.DataLossError):
+        restore()
     np.testing.assert_array_equal(table.numpy(), 0)
 
 

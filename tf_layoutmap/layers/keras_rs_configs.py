@@ -31,8 +31,7 @@ _RULES = {
 }
 _BY_NAME = {name.lower(): name for name in _RULES}
 # Of every Keras optimizer: what no table's rule does.
-_NOT_DONE = {"weight_decay": None, "clipnorm": None, "global_clipnorm": None,
-             "use_ema": False, "loss_scale_factor": None,
+_NOT_DONE = {"clipnorm": None, "global_clipnorm": None, "use_ema": False, "loss_scale_factor": None,
              "gradient_accumulation_steps": None}
 
 
@@ -225,10 +224,21 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
                 f"`{setting}` of a table's optimizer must be {default!r}; "
                 f"the TPU's {rule.__name__} has no such setting. Received: "
                 f"{setting}={value!r} {where}.")
-    rate = _keras_private.learning_rate_of(optimizer)
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        rate = ScheduledRate(rate)
-    elif not callable(rate):
-        rate = float(optimizer.get_config()["learning_rate"])
-    return rule(rate, clipvalue=optimizer.clipvalue, **{
-        setting: getattr(optimizer, setting) for setting in settings})
+    return rule(
+        _read_rate(optimizer, where), clipvalue=optimizer.clipvalue,
+        weight_decay_factor=optimizer.weight_decay, **{
+            setting: getattr(optimizer, setting) for setting in settings})
+
+
+def _read_rate(optimizer, where):
+    given = _keras_private.learning_rate_of(optimizer)
+    if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+        return ScheduledRate(given)
+    rate = given if callable(given) else (
+        optimizer.get_config()["learning_rate"])
+    if not callable(rate) and not isinstance(rate, float):
+        raise ValueError(
+            "The learning rate of a table's optimizer must be a number, a "
+            "callable without arguments or a schedule of keras.optimizers. "
+            f"Received: {rate!r} {where}.")
+    return rate

@@ -225,6 +225,11 @@ class RowUpdates:
                 f"The saved state of {self.name!r} must hold {sorted(names)}. "
                 f"Received: {sorted(found)}. Load it into a layer with the "
                 "optimizer it was saved with.")
+        for name in found - kept:
+            # One of another shape must not be found when others are written.
+            table_store.check(
+                store, name,
+                self.slots[name] if name in self.slots else scalars[int(name)])
         if kept:
             values = store["accumulated_gradients"][...]
             self._keep_gradients(values.shape[-1])

@@ -104,14 +104,17 @@ def load(variables: Iterable[Any], store: Any) -> bool:
       Whether there are as many variables as in the file; else nothing is read.
 
     Raises:
-      ValueError: An array has another shape.
+      ValueError: An array has another shape. Nothing is changed.
     """
-    joined = join(variables)
+    joined = [_complete(one) if isinstance(one, SlotTable) else one
+              for one in join(variables)]
     if len(store.keys()) != len(joined):
         return False
     for number, one in enumerate(joined):
-        if isinstance(one, SlotTable):
-            table_store.load(store, str(number), _complete(one))
+        table_store.check(store, str(number), one)
+    for number, one in enumerate(joined):
+        if isinstance(one, ShardedVariable):
+            table_store.load(store, str(number), one)
         else:
             one.assign(store[str(number)])
     return True

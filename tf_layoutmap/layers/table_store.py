@@ -61,13 +61,7 @@ def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
     Raises:
       ValueError: The array has another shape. Nothing is changed.
     """
-    value = _keras_private.h5_dataset(store, key)
-    if value is None or "dtype" in value.attrs:
-        value = store[key]
-    if tuple(value.shape) != tuple(table.shape):
-        raise ValueError(
-            f"Table {table.name!r} must be loaded from an array of shape "
-            f"{tuple(table.shape)}. Received: shape {tuple(value.shape)}.")
+    value = _checked(store, key, table)
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
             shard.assign(tf.cast(
@@ -82,3 +76,30 @@ def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
         components.append(parts[part])
     table.value.assign(tf.cast(
         dtensor.pack(components, table.layout), table.value.dtype))
+
+
+def check(store: Any, key: str, variable: Any) -> None:
+    """Refuses what `load`, or an assignment, would find half-way.
+
+    Args:
+      store: What `load_own_variables` is given.
+      key: Of the array.
+      variable: A table, or any other variable.
+
+    Raises:
+      ValueError: The array has another shape.
+    """
+    _checked(store, key, variable)
+
+
+def _checked(store: Any, key: str, variable: Any) -> Any:
+    value = _keras_private.h5_dataset(store, key)
+    if value is None or "dtype" in value.attrs:
+        value = store[key]
+    if tuple(value.shape) != tuple(variable.shape):
+        kind = ("Table" if isinstance(variable, ShardedVariable | MeshVariable)
+                else "Variable")
+        raise ValueError(
+            f"{kind} {variable.name!r} must be loaded from an array of shape "
+            f"{tuple(variable.shape)}. Received: shape {tuple(value.shape)}.")
+    return value

@@ -23,6 +23,7 @@ class _BlockSaveable(_tf_private.SaveableObject):
         self._block = block
         self._key = key
         self._fetch = None
+        self._is_checked = False
         self._watcher = None
         super().__init__(None, [self._save_spec(block.spec())], key)
 
@@ -66,6 +67,23 @@ class _BlockSaveable(_tf_private.SaveableObject):
         for other in others:
             other.specs = []
         self._fetch = path, (self, *others)
+        self._is_checked = False
+
+    def check(self) -> None:
+        """Reads all blocks of the table and keeps none.
+
+        A file that is damaged is found while there still are only old rows,
+        here and in all else that is restored with them. Each piece of a file
+        has a checksum, which TensorFlow compares as it reads the piece.
+
+        Raises:
+          tf.errors.DataLossError: If the file is damaged; or another of
+            `tf.errors`, as of a part that is missing.
+        """
+        path, table = self._fetch
+        for one in table:
+            one._fetched(path)
+        self._is_checked = True
 
     def restore(self, restored_tensors, restored_shapes):
         """Sets the block from what was read, or blocks from the file."""
@@ -89,9 +107,20 @@ class _BlockSaveable(_tf_private.SaveableObject):
             self._write(restored_tensors[0])
             return
         path, table = self._fetch
+        checked = [] if self._is_checked else self._check_in_graph()
+        with tf.control_dependencies(checked):
+            for one in table:
+                # No variable here holds what was read while the next is.
+                one._write(one._fetched(path))
+
+    def _check_in_graph(self) -> list[tf.Operation]:
+        """Adds what `check` does; every write must come after its result."""
+        path, table = self._fetch
+        checked: list[tf.Operation] = []
         for one in table:
-            # No variable here holds what was read while the next is.
-            one._write(one._fetched(path))
+            with tf.control_dependencies(checked):  # One block at a time.
+                checked = [one._fetched(path).op]
+        return checked
 
     def _fetched(self, path: str) -> tf.Tensor:
         with tf.device("/cpu:0"):
@@ -127,17 +156,19 @@ def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
 
 
 def fetch_in_turn(table: Sequence[_BlockSaveable], path: str) -> None:
-    """Has a restore read a table block after block.
+    """Has a restore read a table block after block, twice: first to check.
 
     Args:
       table: What `saveables` returned for a table that the file has.
       path: The checkpoint's prefix.
     """
-    for block in table:
-        block.announce()
     first, *others = table
     if first.can_fetch:
         first.fetch_from(path, others)
+        if tf.executing_eagerly():
+            first.check()
+    for block in table:
+        block.announce()
 
 
 def check_restorable(shards: Shards, path: str, key: str) -> bool:

@@ -440,12 +440,13 @@ ON_HOST = tf.distribute.InputOptions(experimental_fetch_to_device=False)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("is_on_host", [False, True])
 def test_inputs_must_stay_on_the_host_as_on_a_tpu(kind, inside, is_on_host):
-    embedding = training.tpu_embedding(
-        kind, STRATEGY, OPTIMIZERS["sgd"], is_built=False)
-    ids = {name: tf.zeros([training.NUM_SAMPLES * 2, 1], tf.int64)
-           for name in training.FEATURES}
-    dataset = tf.data.Dataset.from_tensor_slices(ids).batch(
-        training.NUM_SAMPLES, drop_remainder=True)
+    tlm.emulation.initialize_tpu_system()
+    with STRATEGY.scope():
+        embedding = training.CLASSES[kind](
+            tpu.FeatureConfig(tpu.TableConfig(4, 2), name="shown"),
+            tpu.SGD(0.5))
+    dataset = tf.data.Dataset.from_tensor_slices(
+        tf.zeros([8, 1], tf.int64)).batch(4, drop_remainder=True)
     batches = iter(STRATEGY.experimental_distribute_dataset(
         dataset, options=ON_HOST if is_on_host else None))
 
@@ -489,7 +490,10 @@ def test_ragged_and_sparse_datasets_must_stay_on_the_host_as_on_a_tpu():
 def test_the_mean_of_a_structure_is_the_structure_as_of_a_tpu_strategy():
     batch = {"ids": STRATEGY.experimental_distribute_values_from_function(
         lambda context: tf.constant([context.replica_id_in_sync_group]))}
-    assert STRATEGY.reduce("MEAN", batch, axis=None) is batch
+    found = STRATEGY.reduce("MEAN", batch, axis=None)["ids"]
+    # Ids of the first replica, where a mean of them would be 0.5.
+    assert found.dtype == tf.int32
+    assert found.numpy() == [0]
     with pytest.raises(ValueError, match="cannot be reduced"):
         STRATEGY.reduce("SUM", batch, axis=None)
     assert STRATEGY.reduce("SUM", batch["ids"], axis=None).numpy() == [1]

@@ -7,6 +7,7 @@ Four cores, on as many hosts as the environment says; a process of its own
 import os
 import pathlib
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -68,6 +69,23 @@ def fixture_wanted():
 
 def write(embedding, path):
     return tf.train.Checkpoint(it=embedding).write(str(path))
+
+
+def test_a_damaged_file_leaves_host_copies_and_tpu_as_they_are(tmp_path):
+    # TensorFlow's class makes no promise of the kind.
+    path = write(host(5), tmp_path / "it")
+    [data] = tmp_path.glob("it.data-*")
+    content = bytearray(data.read_bytes())
+    content[content.index(training.rows_of("words")[-1].tobytes())] ^= 1
+    data.write_bytes(content)
+    embedding = on_tpu("ours")
+    training.train(STRATEGY, embedding, steps=range(2))
+    wanted = training.values_of(embedding)
+    with pytest.raises(tf.errors.DataLossError):
+        tf.train.Checkpoint(it=embedding).read(path)
+    assert any(np.any(wanted[name] != training.rows_of(name))
+               for name in training.TABLES)
+    training.assert_same(training.values_of(embedding), wanted)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])

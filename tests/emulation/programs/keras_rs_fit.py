@@ -1,0 +1,237 @@
+"""keras-rs as it is, with `placement="sparsecore"`, on an emulated TPU.
+
+As many cores as the environment says; a process of its own (tests/emulation).
+The same model with our layer on the host says what is right.
+"""
+
+import os
+
+import h5py
+import keras
+import keras_rs
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.emulation import training
+
+NUM_CORES = int(os.environ.get("TF_LAYOUTMAP_NUM_CORES", "2"))
+STRATEGY = tlm.emulation.enable(num_cores=NUM_CORES, deadline=20.0)
+ONE = tf.distribute.get_strategy()
+
+BATCH, NUM_STEPS = 8, 20
+OPTIMIZERS = {
+    "by_name": lambda: "adagrad",
+    "sgd": lambda: keras.optimizers.SGD(0.5),
+    "adagrad": lambda: keras.optimizers.Adagrad(
+        0.5, initial_accumulator_value=0.25, clipvalue=0.125),
+    "adam": lambda: keras.optimizers.Adam(0.125, weight_decay=0.25),
+    "ftrl": lambda: keras.optimizers.Ftrl(
+        0.5, l1_regularization_strength=0.01, beta=0.1),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.5, 0.25])),
+}
+
+
+def configs(optimizer, placement, columns=1):
+    tables = {name: keras_rs.layers.TableConfig(
+        name, num_rows, 4, optimizer=optimizer(), combiner=combiner,
+        initializer=keras.initializers.RandomNormal(seed=num_rows),
+        placement=placement)
+        for name, num_rows, combiner in (
+            ("words", 23, "sum"), ("users", 7, "mean"))}
+    return {feature: keras_rs.layers.FeatureConfig(
+        feature, tables[table], (BATCH, columns), (BATCH, 4))
+        for feature, table in (
+            ("title", "words"), ("body", "words"), ("user", "users"))}
+
+
+def layer_of(strategy, optimizer, columns=1):
+    if strategy is ONE:
+        return tlm.layers.TPUEmbedding(
+            configs(optimizer, "auto", columns), name="embedding")
+    return keras_rs.layers.DistributedEmbedding(
+        configs(optimizer, "sparsecore", columns), name="embedding")
+
+
+def head(found):
+    """Elementwise: no sum over samples but those in the tables."""
+    return found["title"] * found["user"] + found["body"]
+
+
+def inputs():
+    return {name: keras.Input([1], dtype="int64", name=name)
+            for name in ("title", "body", "user")}
+
+
+def functional(layer):
+    given = inputs()
+    return keras.Model(given, head(layer(given)))
+
+
+class Subclassed(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.embedding = layer
+
+    def call(self, inputs, training=None):
+        return head(self.embedding(inputs, training=training))
+
+
+def weighted_sum(y, x):
+    return keras.ops.sum(x * y, axis=1)
+
+
+def make(strategy, optimizer, model=functional, **options):
+    if strategy is STRATEGY:
+        tlm.emulation.initialize_tpu_system()
+    with strategy.scope():
+        layer = layer_of(strategy, OPTIMIZERS[optimizer])
+        made = model(layer)
+        made.compile("sgd", weighted_sum, metrics=["mae"], **options)
+    return made, layer
+
+
+def batches(num_steps=NUM_STEPS):
+    rng = np.random.default_rng(3)
+    size = num_steps * BATCH
+    return tf.data.Dataset.from_tensor_slices((
+        {"title": rng.integers(0, 23, (size, 1)),
+         "body": rng.integers(0, 23, (size, 1)),
+         "user": rng.integers(0, 7, (size, 1))},
+        rng.standard_normal((size, 4)).astype(np.float32))).batch(
+            BATCH, drop_remainder=True)
+
+
+def tables_of(layer):
+    is_ours = isinstance(layer, tlm.layers.TPUEmbedding)
+    return training.values_of(
+        layer.embedding if is_ours else layer._tpu_embedding)
+
+
+def on_host(dataset):
+    return STRATEGY.experimental_distribute_dataset(
+        dataset, options=tf.distribute.InputOptions(
+            experimental_fetch_to_device=False))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fit_trains_as_the_host_engine_to_the_bit(optimizer):
+    host, wanted = make(ONE, optimizer)
+    start = tables_of(wanted)
+    host.fit(batches(), verbose=0)
+    model, layer = make(STRATEGY, optimizer)
+    model.fit(batches(), verbose=0)
+    training.assert_same(tables_of(layer), tables_of(wanted))
+    assert not np.any(tables_of(wanted)["users"] == start["users"])
+    np.testing.assert_allclose(
+        model.evaluate(batches(2), verbose=0),
+        host.evaluate(batches(2), verbose=0), rtol=1e-5)
+    ids = batches(2).map(lambda x, y: x)
+    np.testing.assert_array_equal(
+        model.predict(ids, verbose=0), host.predict(ids, verbose=0))
+    training.assert_same(tables_of(layer), tables_of(wanted))
+
+
+def test_a_dataset_that_stays_on_the_host_may_be_given_to_fit():
+    host, wanted = make(ONE, "adagrad")
+    host.fit(batches(), verbose=0)
+    model, layer = make(STRATEGY, "adagrad")
+    model.fit(on_host(batches()), steps_per_epoch=NUM_STEPS, verbose=0)
+    training.assert_same(tables_of(layer), tables_of(wanted))
+
+
+def test_a_subclassed_model_needs_a_built_layer_as_on_a_tpu():
+    model, layer = make(STRATEGY, "adagrad", Subclassed)
+    with pytest.raises(RuntimeError, match="Unable to automatically build"):
+        model.fit(batches(), verbose=0)
+    model, layer = make(STRATEGY, "adagrad", Subclassed)
+    with STRATEGY.scope():
+        layer.build({name: (BATCH // NUM_CORES, 1)
+                     for name in ("title", "body", "user")})
+    model.fit(batches(), verbose=0)
+    host, wanted = make(ONE, "adagrad", Subclassed)
+    host.fit(batches(), verbose=0)
+    training.assert_same(tables_of(layer), tables_of(wanted))
+
+
+def ragged_batches():
+    def make_ragged(x, y):
+        # Zero to two ids of a sample.
+        return {name: tf.RaggedTensor.from_tensor(
+            tf.concat([ids, ids // 2], axis=1),
+            lengths=tf.range(BATCH) % 3) for name, ids in x.items()}, y
+
+    return batches().map(make_ragged)
+
+
+def own_loop(strategy, layer):
+    optimizer = keras.optimizers.SGD(0.0)
+
+    @tf.function
+    def epoch(batches):
+        def core(x, y):
+            with tf.GradientTape() as tape:
+                found = layer(x, training=True)
+                loss = tf.reduce_sum(head(found) * y)
+            weights = layer.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            if strategy is ONE:
+                # Our layer trains its tables as it gets their gradient.
+                optimizer.apply(gradients, weights)
+
+        for x, y in batches:
+            strategy.run(core, args=(x, y))
+
+    epoch(ragged_batches() if strategy is ONE else on_host(ragged_batches()))
+
+
+def test_an_own_loop_takes_ragged_inputs():
+    tables = []
+    for strategy in (ONE, STRATEGY):
+        if strategy is STRATEGY:
+            tlm.emulation.initialize_tpu_system()
+        with strategy.scope():
+            layer = layer_of(strategy, OPTIMIZERS["adagrad"], columns=2)
+            if strategy is STRATEGY:
+                layer.build({name: (BATCH // NUM_CORES, 2)
+                             for name in ("title", "body", "user")})
+        own_loop(strategy, layer)
+        tables.append(tables_of(layer))
+    training.assert_same(tables[1], tables[0])
+
+
+def test_fit_refuses_ragged_inputs_as_for_a_tpu():
+    model, _ = make(STRATEGY, "adagrad")
+    with pytest.raises(ValueError, match="TPUStrategy does not support "
+                       "distributed datasets with device prefetch"):
+        model.fit(ragged_batches(), verbose=0)
+
+
+def test_a_checkpoint_of_the_embedding_has_the_tables(tmp_path):
+    model, layer = make(STRATEGY, "adagrad")
+    model.fit(batches(), verbose=0)
+    path = tf.train.Checkpoint(e=layer._tpu_embedding).write(
+        str(tmp_path / "it"))
+    wanted = tables_of(layer)
+    model.fit(batches(), verbose=0)
+    tf.train.Checkpoint(e=layer._tpu_embedding).read(path)
+    training.assert_same(tables_of(layer), wanted)
+
+
+def test_files_of_keras_do_not_have_the_tables(tmp_path):
+    # A limit of keras-rs, which the page tells; it may go with a version.
+    model, layer = make(STRATEGY, "adagrad")
+    model.fit(batches(2), verbose=0)
+    model.save_weights(tmp_path / "it.weights.h5")
+    with h5py.File(tmp_path / "it.weights.h5") as file:
+        sizes = []
+        file.visititems(lambda _, one: sizes.append(getattr(one, "size", 0)))
+    assert max(sizes) <= 1
+
+
+def test_a_step_that_is_compiled_for_one_cpu_is_refused():
+    model, _ = make(STRATEGY, "adagrad", jit_compile=True)
+    with pytest.raises(RuntimeError, match="Leave jit_compile out"):
+        model.fit(batches(), verbose=0)
