@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
+
 
 def register(ops: Any) -> None:
     """Registers the gradients; `ops` holds the functions of the library."""
@@ -67,6 +69,9 @@ def register(ops: Any) -> None:
         return [*_by_shard(routed, tf.gather(values, routed.permutation),
                            _shard_sizes(offsets, num_shards)), None, None]
 
+    _tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
+        _gather_rows_tangent)
+
     @tf.RegisterGradient("LayoutMap>LookupShard")
     def _lookup_shard_gradient(
         op: tf.Operation, gradient: tf.Tensor,
@@ -87,6 +92,29 @@ def register(ops: Any) -> None:
             values, ids, tf.constant([num_rows, dim], tf.int64)), None]
 
 
+def _gather_rows_tangent(
+    attributes: Sequence[Any], inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor], tangents: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """The same rows of the tangents, for tf.autodiff.ForwardAccumulator."""
+    rows, = outputs
+    attributes = dict(zip(attributes[::2], attributes[1::2]))
+    num_shards = attributes["num_shards"]
+    offsets, ids = inputs[num_shards:]
+    row_shape = tf.shape(rows)[tf.rank(ids):]
+    # Of a shard that is not watched there is a handle in place of zeros.
+    of_shards = [
+        tangent if tangent is not None and tangent.dtype == rows.dtype
+        else tf.zeros(tf.concat([[tf.cast(size, tf.int32)], row_shape], 0),
+                      rows.dtype)
+        for tangent, size in zip(
+            tangents, _shard_sizes(offsets, num_shards))]
+    ids = tf.cast(ids, tf.int64)
+    if attributes["placement"] in ("mod", b"mod"):
+        ids = tf.gather(offsets, ids % num_shards) + ids // num_shards
+    return [tf.gather(tf.concat(of_shards, axis=0), ids)]
+
+
 def _shard_sizes(offsets: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
     return tf.unstack(offsets[1:] - offsets[:-1], num=num_shards)
 
@@ -96,10 +124,13 @@ def _by_shard(
 ) -> list[tf.IndexedSlices]:
     """Cuts `values`, one per routed slot, into the slices of each shard."""
     slices = []
-    row_shape = tf.shape(values, tf.int64)[1:]
+    # int32, as TensorFlow's gradients have it: the branches of tf.cond and
+    # tf.switch_case must agree, and one without a lookup gives int32.
+    row_shape = tf.shape(values)[1:]
     for shard, size in enumerate(shard_sizes):
         start, end = routed.splits[shard], routed.splits[shard + 1]
         slices.append(tf.IndexedSlices(
             values[start:end], routed.local_rows[start:end],
-            dense_shape=tf.concat([[size], row_shape], axis=0)))
+            dense_shape=tf.concat(
+                [[tf.cast(size, tf.int32)], row_shape], axis=0)))
     return slices

@@ -49,6 +49,11 @@ variable_accessed = _private("eager.tape", "variable_accessed")
 could_possibly_record = _private("eager.record", "could_possibly_record")
 should_record_backprop = _private("eager.record", "should_record_backprop")
 
+# How the tangents of an op's inputs become those of its outputs. Without an
+# entry TensorFlow transposes the gradient, which must not be a
+# tf.IndexedSlices then.
+forward_mode_of_ops = _private("eager.forwardprop", "_SPECIAL_CASES")
+
 # Lets functions run several of our reads of one variable at the same time.
 register_read_only_op = _private(
     "framework.auto_control_deps_utils", "register_read_only_resource_op")
@@ -249,3 +254,11 @@ for _name in ("_mesh", "_batched_dataset", "_num_clients_per_replica",
     if _name not in (
             tf.experimental.dtensor.DTensorDataset.__init__.__code__.co_names):
         raise _DTENSOR.refusal(f"where `DTensorDataset.{_name}` is missing")
+
+
+def set_constraint(variable: tf.Variable, constraint: Any) -> None:
+    """Sets what `tf.Variable(constraint=)` does, once the variable is there.
+
+    That of a table in shards needs all of them.
+    """
+    variable._constraint = constraint

@@ -32,6 +32,34 @@ def in_xla() -> bool:
         tf.compat.v1.get_default_graph())
 
 
+def in_vectorized_map() -> bool:
+    """Whether the body of tf.vectorized_map is traced, or that of a jacobian.
+
+    TensorFlow tells only by the name scope. Where a user's scope has the same
+    name, the same is computed more slowly.
+    """
+    return not tf.executing_eagerly() and any(
+        scope.startswith("loop_body")
+        for scope in tf.get_current_name_scope().split("/"))
+
+
+def check_devices_in_xla(shards: Shards) -> None:
+    """Refuses shards on several devices in a function that XLA compiles.
+
+    Raises:
+      ValueError: If there are several: XLA reaches those of one only.
+    """
+    if len(shards.variables) == 1 or not in_xla():
+        return
+    devices = sorted(set(shards.devices))
+    if len(devices) > 1:
+        raise ValueError(
+            f"The shards of table {shards.name!r} must be on one device in a "
+            "function that XLA compiles (jit_compile=True). Received: shards "
+            f"on {devices}. Look rows up outside of that function, or leave "
+            "`jit_compile` out.")
+
+
 def check_ids(shards: Shards, ids: tf.Tensor, lowest: int = 0,
               axis: int = 0) -> tf.Tensor:
     """Returns `ids`, to be had only if the table has them all.
@@ -157,9 +185,10 @@ def check_run_time_shape(shards: Shards, value: tf.Tensor,
         return value
     if value.shape.rank is None:
         value = _only_if(
-            value, tf.equal(tf.rank(value), shape.rank),
-            f"{what} for table {shards.name!r} must have rank {shape.rank}. "
-            "Received: rank {}", tf.rank(value))
+            value, tf.equal(tf.rank(value), tf.size(run_time_shape)),
+            f"{what} for table {shards.name!r} must have shape {shape}, of "
+            "rank {}. Received: rank {}", tf.size(run_time_shape),
+            tf.rank(value))
     value = _only_if(
         value, tf.reduce_all(tf.equal(tf.shape(value), run_time_shape)),
         f"{what} for table {shards.name!r} must have shape {shape}. "

@@ -51,6 +51,7 @@ def scatter_nd(shards: Shards, verb: str, indices: Any, updates: Any,
       updates: `indices.shape[:-1] + table.shape[k:]`.
       name: Name of the operations.
     """
+    checks.check_devices_in_xla(shards)
     with tf.name_scope(name or f"scatter_nd_{verb}"):
         indices, depth = _checked_depth(shards, indices)
         updates = tf.convert_to_tensor(updates, dtype=shards.dtype)

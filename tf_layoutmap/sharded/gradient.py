@@ -54,8 +54,12 @@ def join(shards: Shards, gradients: Sequence
             shards, number, tf.cast(gradient.indices, tf.int64)))
         values.append(_whole_rows(shards, number, gradient.values))
     indices = tf.concat(rows, axis=0)
-    return tf.IndexedSlices(tf.concat(values, axis=0), indices,
-                            tf.constant(shards.shape.as_list(), tf.int64))
+    # int32, as TensorFlow has it, for all sizes that it holds: the branches of
+    # tf.cond must agree when gradients are taken inside of them.
+    shape = shards.shape.as_list()
+    return tf.IndexedSlices(
+        tf.concat(values, axis=0), indices, tf.constant(
+            shape, tf.int32 if max(shape) <= tf.int32.max else tf.int64))
 
 
 def _global_rows(shards: Shards, number: int,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.sharded import elements, parts, routing, selectors
+from tf_layoutmap.sharded import checks, elements, parts, routing, selectors
 from tf_layoutmap.sharded.shards import Shards
 
 
@@ -30,6 +30,7 @@ def read(shards: Shards, index: Any) -> tf.Tensor:
       TypeError: An item is of a kind that cannot index here.
       tf.errors.InvalidArgumentError: A row number in a tensor is outside.
     """
+    checks.check_devices_in_xla(shards)
     items = index if isinstance(index, tuple) else (index,)
     num_new_axes, selector, rest = selectors.split(shards, items)
     rows, drops_axis = _read_rows(shards, selector)
@@ -56,6 +57,7 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
       IndexError, TypeError: As `read`.
       ValueError: `value` does not broadcast. Nothing is written.
     """
+    checks.check_devices_in_xla(shards)
     items = index if isinstance(index, tuple) else (index,)
     num_new_axes, selector, rest = selectors.split(shards, items)
     value = tf.convert_to_tensor(value, dtype=shards.dtype)
@@ -100,6 +102,7 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
 
 def dense(shards: Shards) -> tf.Tensor:
     """Returns the whole table as one tensor, rows in order."""
+    checks.check_devices_in_xla(shards)
     whole = (tf.convert_to_tensor(shards.variables[0])
              if len(shards.variables) == 1 else
              tf.concat([tf.convert_to_tensor(variable)

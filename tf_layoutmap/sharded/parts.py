@@ -41,6 +41,7 @@ class Part:
 
 def parts_of(shards: Shards) -> list[Part]:
     """Divides the shards of a table (along axis 0) into parts."""
+    checks.check_devices_in_xla(shards)
     groups: dict[str, list[int]] = {}
     is_stock = (shards.is_exported or shards.dtype in _UNSERVED_DTYPES
                 or checks.in_xla())
@@ -65,7 +66,9 @@ def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a part by ids of any shape."""
     if not part.is_fused:
         variable, = part.shards.variables
-        rows = variable.sparse_read(tf.reshape(ids, [-1]))
+        # Not `sparse_read`: with a tf.autodiff.ForwardAccumulator it fails,
+        # and tf.gather knows what to do then.
+        rows = tf.gather(variable, tf.reshape(ids, [-1]))
         row_shape = part.shards.row_shape
         rows = tf.reshape(rows, tf.concat([tf.shape(ids), row_shape], axis=0))
         rows.set_shape(ids.shape.concatenate(row_shape))

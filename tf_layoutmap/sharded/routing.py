@@ -64,6 +64,9 @@ def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
     found = parts.parts_of(shards)
     if _needs_no_route(shards, found):
         return parts.gather(found[0], ids)
+    if len(found) > 1 and checks.in_vectorized_map():
+        rows = _gather_masked(shards, found, tf.reshape(ids, [-1]))
+        return _in_shape_of(shards, rows, ids)
     route = _route(shards, found, tf.reshape(ids, [-1]))
     if len(found) == 1:
         rows = parts.gather(found[0], route.rows[0])
@@ -71,10 +74,38 @@ def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
         rows = tf.dynamic_stitch(route.positions, [
             parts.gather(part, part_rows)
             for part, part_rows in zip(found, route.rows)])
+    return _in_shape_of(shards, rows, ids)
+
+
+def _in_shape_of(shards: Shards, rows: tf.Tensor,
+                 ids: tf.Tensor) -> tf.Tensor:
+    """Returns `[num_ids, ...]` rows in the shape that belongs to the ids."""
     rows = tf.reshape(
         rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0))
     rows.set_shape(ids.shape.concatenate(shards.row_shape))
     return rows
+
+
+def _gather_masked(shards: Shards, found: Sequence[parts.Part],
+                   flat_ids: tf.Tensor) -> tf.Tensor:
+    """Gathers without tensors whose size depends on the ids.
+
+    tf.vectorized_map stacks what its iterations compute, which must be of one
+    size. So each part reads a row for each id, its first one for those of
+    others.
+    """
+    rows, numbers = _locate(shards, found, flat_ids)
+    rank = 1 + shards.row_shape.rank
+    gathered = None
+    for number, part in enumerate(found):
+        if not part.shards.num_rows:
+            continue
+        is_here = tf.equal(numbers, number)
+        here = parts.gather(
+            part, tf.where(is_here, rows, tf.zeros_like(rows)))
+        gathered = here if gathered is None else tf.where(
+            tf.reshape(is_here, [-1] + [1] * (rank - 1)), here, gathered)
+    return gathered
 
 
 def scatter(shards: Shards, verb: str, ids: Any, values: Any,
@@ -113,9 +144,15 @@ def scatter(shards: Shards, verb: str, ids: Any, values: Any,
         else:
             ids = checks.check_ids(shards, ids)
         if not is_scalar:
+            full_shape = tf.concat([tf.shape(ids), shards.row_shape], axis=0)
+            if values.shape.rank is None:
+                # Only now can it be seen whether it is one for all.
+                values = tf.cond(
+                    tf.equal(tf.rank(values), 0),
+                    lambda: tf.broadcast_to(values, full_shape),
+                    lambda: tf.identity(values))
             values = checks.check_run_time_shape(
-                shards, values, shape,
-                tf.concat([tf.shape(ids), shards.row_shape], axis=0))
+                shards, values, shape, full_shape)
         if verb == "div" and shards.dtype.is_integer:
             values = checks.check_divisors(shards, values)
         flat_ids = tf.reshape(ids, [-1])
@@ -181,7 +218,18 @@ class Route:
 def _route(shards: Shards, found: Sequence[parts.Part],
            flat_ids: tf.Tensor) -> Route:
     """Divides checked `[num_ids]` ids among parts, keeping their order."""
-    owners, local_rows = parts.assign(shards.partition, flat_ids)
+    rows, numbers = _locate(shards, found, flat_ids)
+    if len(found) == 1:
+        return Route([rows], [None])
+    positions = tf.range(tf.size(flat_ids))
+    return Route(tf.dynamic_partition(rows, numbers, len(found)),
+                 tf.dynamic_partition(positions, numbers, len(found)))
+
+
+def _locate(shards: Shards, found: Sequence[parts.Part],
+            flat_ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the row of each id in its part, and the part's number."""
+    owners, rows = parts.assign(shards.partition, flat_ids)
     part_of_shard = [0] * len(shards.variables)
     first_row_of_shard = [0] * len(shards.variables)
     for number, part in enumerate(found):
@@ -191,14 +239,8 @@ def _route(shards: Shards, found: Sequence[parts.Part],
             part_of_shard[shard] = number
             first_row_of_shard[shard] = first_row
             first_row += shards.partition.sizes[shard]
-    rows = local_rows
     if any(first_row_of_shard):
-        rows += tf.gather(
-            tf.constant(first_row_of_shard, local_rows.dtype), owners)
-    if len(found) == 1:
-        return Route([rows], [None])
-    numbers = (owners if len(found) == len(shards.variables) else
-               tf.gather(tf.constant(part_of_shard, tf.int32), owners))
-    positions = tf.range(tf.size(flat_ids))
-    return Route(tf.dynamic_partition(rows, numbers, len(found)),
-                 tf.dynamic_partition(positions, numbers, len(found)))
+        rows += tf.gather(tf.constant(first_row_of_shard, rows.dtype), owners)
+    if len(found) == len(shards.variables):
+        return rows, owners
+    return rows, tf.gather(tf.constant(part_of_shard, tf.int32), owners)
