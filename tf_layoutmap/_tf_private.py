@@ -222,7 +222,6 @@ for _module, _name, _arguments in (
          ("shape", "begin", "end", "strides", "dy")),
         (gen_array_ops, "tensor_strided_slice_update",
          ("input", "begin", "end", "strides", "value")),
-        (gen_array_ops, "squeeze", ("input", "axis")),
         (gen_linalg_ops, "einsum", ("inputs", "equation")),
         (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
         (gen_nn_ops, "sparse_softmax_cross_entropy_with_logits",

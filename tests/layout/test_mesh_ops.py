@@ -365,3 +365,28 @@ def test_without_a_mesh_no_operation_is_added():
     graph = tf.function(halves_swapped).get_concrete_function(
         tf.TensorSpec([4, 8])).graph
     assert "Relayout" not in {op.type for op in graph.get_operations()}
+
+
+@pytest.mark.parametrize("data_format", ["N...C", "NC..."])
+def test_a_bias_of_any_dimension(data_format):
+    # DTensor took the last one for the channels.
+    x, last = numbers(4, 2, 8), data_format == "N...C"
+    bias = numbers(8 if last else 2, seed=1)
+
+    def step(x, bias):
+        with tf.GradientTape() as tape:
+            tape.watch((x, bias))
+            y = tf.nn.bias_add(x * 1.0, bias, data_format=data_format)
+            loss = tf.reduce_sum(y ** 2)
+        return y, *tape.gradient(loss, (x, bias))
+
+    wanted = step(tf.constant(x), tf.constant(bias))
+    for axes in ((None, "model", None), ("batch", "model", None),
+                 ("batch", None, "model")):
+        with default_mesh(MESH):
+            got = tf.function(step, autograph=False)(
+                to_mesh(x, layout_of(MESH, *axes)),
+                to_mesh(bias, layout_of(MESH, None)))
+        for mine, plain in zip(got, wanted):
+            np.testing.assert_allclose(
+                to_host(mine), plain, 1e-5, 1e-5, err_msg=str(axes))

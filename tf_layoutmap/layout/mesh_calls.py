@@ -103,8 +103,10 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
     if divided is None:
         return original(subscripts, *operands, **options)
     *of_operands, of_result = divided
-    pinned = [pinning.divided(tf.convert_to_tensor(x), home.mesh, axes)
-              for x, axes in zip(operands, of_operands)]
+    pinned = [
+        x if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, home)
+        else pinning.divided(tf.convert_to_tensor(x), home.mesh, axes)
+        for x, axes in zip(operands, of_operands)]
     with tf.name_scope(mesh_ops.DIVIDED_ALIKE):
         result = original(subscripts, *pinned, **options)
     return pinning.divided(result, home.mesh, of_result)
@@ -121,8 +123,14 @@ def _axes_of_product(subscripts: str, operands: tuple[Any, ...],
     is_cut = home.batch_dim is not None and size is not None and (
         size % home.mesh.dim_size(home.batch_dim) == 0)
     return einsum_axes.axes_of_product(
-        subscripts, number, axes_of_layout(weight.layout),
+        subscripts, number, _axes_in_layers(weight, home),
         home.batch_dim if is_cut else None)
+
+
+def _axes_in_layers(weight: MeshVariable, home: Any) -> tuple[str | None, ...]:
+    """Returns what divides what a layer reads: see `MeshVariable.value`."""
+    return tuple(None if axis == home.batch_dim else axis
+                 for axis in axes_of_layout(weight.layout))
 
 
 def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
@@ -131,7 +139,9 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
     Keras takes a second summand for a bias that has one long dimension. In
     another place than the last DTensor cannot divide it.
     """
-    if host_values.traced_for_mesh() and len(getattr(x2, "shape", ())) > 1:
+    shape = getattr(x2, "shape", ())
+    if host_values.traced_for_mesh() and len(shape) > 1 and (
+            len(shape) - list(shape).count(1) == 1):
         x1, x2 = x2, x1
     return original(x1, x2)
 

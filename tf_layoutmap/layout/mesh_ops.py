@@ -51,7 +51,6 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
                 (arrays, "tensor_strided_slice_update",
                  strided_slices.strided_slice_update,
                  "TensorStridedSliceUpdate"),
-                (arrays, "squeeze", squeeze, "Squeeze"),
                 (products, "einsum", einsum, "Einsum"),
                 (nn, "bias_add", bias_add, "BiasAdd"),
                 (nn, "sparse_softmax_cross_entropy_with_logits",
@@ -171,20 +170,6 @@ def einsum(original: Callable[..., Any], mesh: Any, inputs: Any,
             for x, may_be in zip(
                 inputs, einsum_axes.first_may_be_divided(equation))]
     return original(inputs, equation, name=name)
-
-
-def squeeze(original: Callable[..., Any], mesh: Any, input: Any,
-            axis: Any = (), name: str | None = None) -> Any:
-    """`tf.squeeze`, of named dimensions.
-
-    Unnamed, DTensor drops also those of which each device has one element.
-    """
-    x = tf.convert_to_tensor(input)
-    if not axis and x.shape.is_fully_defined():
-        axis = [dim for dim, size in enumerate(x.shape) if size == 1]
-        if not axis:
-            return tf.identity(x, name=name)
-    return original(x, axis, name=name)
 
 
 def bias_add(original: Callable[..., Any], mesh: Any, value: Any, bias: Any,

@@ -163,7 +163,9 @@ class MeshVariable(keras.Variable):
         target = self._concrete_value()
         if tf.executing_eagerly():
             value = self._to_own_layout(value)
-        elif tf.is_symbolic_tensor(value) and host_values.traced_for_mesh():
+        elif (tf.is_symbolic_tensor(value) and host_values.traced_for_mesh()
+              and self._mesh_home.batch_dim in target.layout.sharding_specs):
+            # It was gathered when it was read.
             value = dtensor.relayout(value, target.layout)
         target.assign(tf.cast(value, target.dtype))
 

@@ -37,16 +37,22 @@ def whole(x: Any, mesh: Any) -> Any:
 
 
 def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
-    """Returns `x` divided by `axes`.
+    """Returns `x` divided by `axes`, and divides its gradient so.
 
     All of them, the first too: were that to stay as it is, the same axis might
-    divide it, and a layout with an axis twice ends the process.
+    divide it, and a layout with an axis twice ends the process. TensorFlow's
+    gradient would be divided as `x` was, which DTensor does not always know.
     """
     if not _can_be_pinned(x):
         return x
-    return _relayout(
-        x, [dtensor.UNSHARDED if axis is None else axis for axis in axes],
-        mesh)
+    specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
+
+    @tf.custom_gradient
+    def pinned(x: Any) -> Any:
+        return _relayout(x, specs, mesh), (
+            lambda dy: _relayout(dy, specs, mesh))
+
+    return pinned(x)
 
 
 def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
