@@ -6,6 +6,7 @@ the remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -242,6 +243,13 @@ _private("ops.tensor_array_ops", "_GraphTensorArrayV2")
 _DTENSOR.check_method(while_v2, "while_loop", "cond", "body", "loop_vars",
                       "maximum_iterations", "return_same_structure")
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
+
+# What makes DTensor's device when it is first used. Errors of one that keeps
+# queues can end the process.
+dtensor_api = importlib.import_module("tensorflow.dtensor.python.api")
+_DTENSOR.check_method(dtensor_api, "reset_dtensor_device", "is_async")
+if "reset_dtensor_device" not in dtensor_api._dtensor_device.__code__.co_names:
+    raise _DTENSOR.refusal("where `_dtensor_device` makes its device itself")
 
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")

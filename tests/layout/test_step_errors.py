@@ -27,16 +27,9 @@ def run(ids):
 @pytest.mark.parametrize(
     "read", [to_host, lambda x: x.numpy()], ids=["to_host", "numpy"])
 def test_copies_and_moves_go_on_after_a_failed_step(read):
-    # One device knows the cause, another may only know that it was stopped.
-    with pytest.raises(tf.errors.OpError):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         read(run([1, 2, 3, 99]))
     ones = np.ones(4, np.float32)
-    if read is not to_host:
-        # TensorFlow raised it, and devices may raise it once more.
-        try:
-            dtensor.copy_to_mesh(tf.constant(ones), WHOLE)
-        except tf.errors.InvalidArgumentError:
-            pass
     for _ in range(2):
         copied = dtensor.copy_to_mesh(tf.constant(ones), WHOLE)
         np.testing.assert_array_equal(copied.numpy(), ones)
@@ -45,16 +38,15 @@ def test_copies_and_moves_go_on_after_a_failed_step(read):
     assert to_host(run([1, 2, 3, 4])) == 4
 
 
-def test_an_error_that_nobody_read_is_raised_by_the_copy_that_follows():
-    run([1, 2, 3, 99])
-    with pytest.raises(tf.errors.OpError):
-        for _ in range(2):  # The step may still run at the first.
-            dtensor.copy_to_mesh(tf.ones([4]), WHOLE).numpy()
-            to_host(run([1, 2, 3, 4]))
-    assert dtensor.copy_to_mesh(tf.ones([4]), WHOLE).numpy().sum() == 4
+def test_an_error_is_raised_where_the_step_is_called():
+    # Not at the next operation: that one has done nothing wrong.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
+        run([1, 2, 3, 99])
     assert to_host(run([1, 2, 3, 4])) == 4
 
 
-def test_the_cause_is_raised_and_not_that_a_device_was_stopped():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
-        to_host(run([1, 2, 3, 99]))
+def test_many_steps_fail_and_the_process_lives():
+    for _ in range(20):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            run([1, 99, 3, 99])
+        assert to_host(run([1, 2, 3, 4])) == 4

@@ -1,10 +1,12 @@
 """Errors of a step on a mesh: raised once, and then no more.
 
-An operation on a mesh fails on the queue of a device, and the program hears of
-it when it reads a result. The queue keeps the error for the operation that
-comes next, which has done nothing wrong; a copy to the mesh even makes it stay
-for good. And of several devices one knows the cause, the others only that they
-were cancelled.
+By default an operation on a mesh fails on the queue of a device, and the
+program hears of it when it reads a result. The queue keeps the error for the
+operation that comes next, which has done nothing wrong; a copy to the mesh
+even makes it stay for good, and where several devices have one in store,
+TensorFlow frees memory twice and the process ends. So operations on a mesh
+return when all devices are done, with the cause if there is an error; what
+follows below is for programs that used DTensor before us.
 """
 
 import contextlib
@@ -16,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tf_layoutmap import _tf_private
 
 dtensor = tf.experimental.dtensor
 
@@ -98,12 +102,24 @@ def complete_groups(mesh: Any) -> None:
 
 
 def install() -> None:
-    """Replaces `dtensor.copy_to_mesh`, the first time it is called."""
+    """Replaces what makes DTensor's device, and `dtensor.copy_to_mesh`."""
     global _installed
     with _lock:
         if not _installed:
+            api = _tf_private.dtensor_api
+            api.reset_dtensor_device = _without_queues(
+                api.reset_dtensor_device)
             dtensor.copy_to_mesh = _copy_to_mesh(dtensor.copy_to_mesh)
             _installed = True
+
+
+def _without_queues(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def reset_dtensor_device(is_async: bool) -> None:
+        del is_async
+        original(is_async=False)
+
+    return reset_dtensor_device
 
 
 def _copy_to_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
