@@ -133,7 +133,7 @@ def test_predictions_are_not_left_out(found):
 
 @pytest.mark.slow
 def test_a_process_that_does_not_come_is_named_after_the_deadline(found):
-    first, second = results(found, "sleeps")
+    first, second = results(found, "comes_too_late")
     assert first.startswith("ProcessError: Process 1 of 2 did not come")
     assert f"within {process_programs.DEADLINE_SECONDS} s" in first
     # The one that comes later does not begin alone.

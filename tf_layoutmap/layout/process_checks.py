@@ -163,6 +163,16 @@ class ProcessChecks:
             "variable", [other["values"] for other in found]))
         self._is_new = False
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Goes around a step; tells the others when it fails."""
+        try:
+            yield
+        except BaseException as error:
+            if self._is_on and _state.waiting is not None:
+                self.announce(messages.FAILED, _first_line(error))
+            raise
+
     def _exchange(self, kind: str, body: Any, what: str) -> list[Any]:
         try:
             return messages.exchange(kind, body, what)

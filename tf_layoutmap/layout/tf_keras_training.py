@@ -245,7 +245,7 @@ class _Step:
                 x, mesh, self._home.batch_dim), batch)
         _state.mesh = mesh
         try:
-            with host_values.errors_once(mesh):
+            with self.checks.running(), host_values.errors_once(mesh):
                 with host_values.default_mesh(mesh), refusals.explained(
                         self._model, self._verb):
                     outputs = self._run(batch)
