@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests import strategies  # noqa: F401 - splits the CPU.
+from tests import strategies
 from tf_layoutmap import _strategies
 
 tpu = tf.tpu.experimental.embedding

@@ -7,6 +7,7 @@ Prints a line of JSON: of each case what `fit` said, or the error.
 """
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -224,6 +225,19 @@ def comes_too_late(me):
         _tf_private.set_cluster_value("process 0 gave up", "")
 
 
+def bad_id_in_one(me):
+    """The last: afterwards the processes cannot add up any more.
+
+    The id is in the half of the batch that process 1 looks up.
+    """
+    model = twins.on_mesh(
+        lambda: twins.sequential((3,), keras.layers.Embedding(5, 8)), {},
+        mesh_of("batch", "model"))
+    ids = np.ones([32, 3], np.int32)
+    ids[13] = 9
+    return fit(model, ids)
+
+
 CASES = [
     fewer_batches, fewer_batches_of_a_dataset, smaller_last_batch,
     last_batch_that_does_not_divide, data_that_fails, callback_that_fails,
@@ -232,7 +246,7 @@ CASES = [
     same_samples_on_one_model_axis, other_optimizer, other_learning_rate,
     other_dtype, other_layout, other_first_weights, weights_set_in_one,
     other_verb, tf_keras_fewer_batches, tf_keras_other_learning_rate,
-    comes_too_late]
+    comes_too_late, bad_id_in_one]
 
 
 def main(names: list[str]) -> None:
@@ -259,6 +273,8 @@ def main(names: list[str]) -> None:
                          one.category.__name__ == "UnevenDataWarning"]}
         print(case.__name__, found[case.__name__], flush=True)
     print("FOUND " + json.dumps(found), flush=True)
+    # A cluster in which a process has failed does not end in order.
+    os._exit(0)
 
 
 if __name__ == "__main__":
