@@ -183,7 +183,8 @@ def undivided_variables(strategy: Any) -> Iterator[None]:
 
 # Short messages between the processes of a mesh: what each is about to do.
 for _name in ("coordination_service", "set_config_key_value",
-              "get_config_key_value", "delete_config_key_value"):
+              "get_config_key_value", "delete_config_key_value",
+              "report_error_to_cluster"):
     _private("eager.context", f"Context.{_name}")
 
 
@@ -206,6 +207,11 @@ def cluster_value(key: str, timeout_seconds: float) -> str:
 def delete_cluster_value(key: str) -> None:
     """Deletes a stored value."""
     _context().delete_config_key_value(key)
+
+
+def abort_cluster(why: str) -> None:
+    """Ends what other processes wait for in operations, for good."""
+    _context().report_error_to_cluster(tf.errors.ABORTED, why)
 
 
 # Where all of TensorFlow's Python makes an operation: on a mesh, those that

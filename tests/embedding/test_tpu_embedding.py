@@ -558,3 +558,10 @@ def test_configs_that_cannot_be_are_refused():
                           tpu.FeatureConfig(words())], tpu.SGD(0.1))
     with pytest.raises(ValueError, match="learning rate"):
         embedding_of(optimizer=tpu.SGD(np.nan))
+
+
+def test_sparse_cores_are_refused_in_words():
+    with pytest.raises(NotImplementedError, match="not supported yet"):
+        tlm.TPUEmbedding(
+            tpu.FeatureConfig(tpu.TableConfig(4, 1)), tpu.SGD(1.0),
+            sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig())

@@ -7,6 +7,7 @@ Prints a line of JSON: of each case what `fit` said, or the error.
 """
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -23,7 +24,7 @@ if __name__ == "__main__":
 
 import tf_layoutmap as tlm
 from tests.layout import twins
-from tf_layoutmap import distribution
+from tf_layoutmap import _tf_private, distribution
 from tf_layoutmap.layout import process_messages
 
 dtensor = tf.experimental.dtensor
@@ -210,15 +211,31 @@ def tf_keras_history(model, size, learning_rate=0.01):
         shuffle=False, verbose=0).history["loss"]}
 
 
-def sleeps(me):
-    """One process does not come, and comes when the other has given up."""
+def comes_too_late(me):
+    """One process does not come before the other has given up."""
     model = by_batch(me)
+    model.compile(keras.optimizers.SGD(0.1), twins.loss())
     if me:
-        time.sleep(2 * DEADLINE_SECONDS)
-    else:
-        distribution.set_process_checks(deadline_seconds=DEADLINE_SECONDS)
-    model.compile(keras.optimizers.Adam(0.01), twins.loss())
-    return model.train_on_batch(X[:8], Y[:8])
+        _tf_private.cluster_value("process 0 gave up", 60)
+        return model.train_on_batch(X[:8], Y[:8])
+    distribution.set_process_checks(deadline_seconds=DEADLINE_SECONDS)
+    try:
+        return model.train_on_batch(X[:8], Y[:8])
+    finally:
+        _tf_private.set_cluster_value("process 0 gave up", "")
+
+
+def bad_id_in_one(me):
+    """The last: afterwards the processes cannot add up any more.
+
+    The id is in the half of the batch that process 1 looks up.
+    """
+    model = twins.on_mesh(
+        lambda: twins.sequential((3,), keras.layers.Embedding(5, 8)), {},
+        mesh_of("batch", "model"))
+    ids = np.ones([32, 3], np.int32)
+    ids[13] = 9
+    return fit(model, ids)
 
 
 CASES = [
@@ -228,7 +245,8 @@ CASES = [
     other_samples_on_one_model_axis, other_samples_later,
     same_samples_on_one_model_axis, other_optimizer, other_learning_rate,
     other_dtype, other_layout, other_first_weights, weights_set_in_one,
-    other_verb, tf_keras_fewer_batches, tf_keras_other_learning_rate, sleeps]
+    other_verb, tf_keras_fewer_batches, tf_keras_other_learning_rate,
+    comes_too_late, bad_id_in_one]
 
 
 def main(names: list[str]) -> None:
@@ -255,6 +273,8 @@ def main(names: list[str]) -> None:
                          one.category.__name__ == "UnevenDataWarning"]}
         print(case.__name__, found[case.__name__], flush=True)
     print("FOUND " + json.dumps(found), flush=True)
+    # A cluster in which a process has failed does not end in order.
+    os._exit(0)
 
 
 if __name__ == "__main__":

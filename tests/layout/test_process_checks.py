@@ -133,8 +133,18 @@ def test_predictions_are_not_left_out(found):
 
 @pytest.mark.slow
 def test_a_process_that_does_not_come_is_named_after_the_deadline(found):
-    first, second = results(found, "sleeps")
+    first, second = results(found, "comes_too_late")
     assert first.startswith("ProcessError: Process 1 of 2 did not come")
     assert f"within {process_programs.DEADLINE_SECONDS} s" in first
     # The one that comes later does not begin alone.
     assert second.startswith("ProcessError: Process 0 failed where process 1")
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_in_one_process_ends_in_the_other(found):
+    first, second = results(found, "bad_id_in_one")
+    assert second.startswith("InvalidArgumentError")
+    assert "9 is not in [0, 5)" in second
+    assert first.startswith("ProcessError: Another process failed and ended "
+                            "step 2 of training of this one, 0: ")
+    assert "Process 1 failed: InvalidArgumentError" in first

@@ -26,6 +26,9 @@ from tf_layoutmap.layout.process_messages import ProcessError
 
 dtensor = tf.experimental.dtensor
 
+# What TensorFlow says of a step that was ended from elsewhere.
+_ABORTED = "Collective ops is aborted by:"
+
 _state = threading.local()
 _options = {"every_step": False}
 
@@ -163,6 +166,30 @@ class ProcessChecks:
             "variable", [other["values"] for other in found]))
         self._is_new = False
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Goes around a step; when it fails, no other waits in its own.
+
+        Raises:
+          ProcessError: The step of another process failed.
+        """
+        if not self._is_on:
+            yield
+            return
+        try:
+            yield
+        except Exception as error:
+            waiting, _state.waiting = _state.waiting, None
+            if _ABORTED in str(error):
+                raise ProcessError(
+                    "Another process failed and ended "
+                    f"{self._here()} of this one, {dtensor.client_id()}: "
+                    f"{_why_aborted(error)} Start all processes again, from a "
+                    "checkpoint.") from error
+            if waiting is not None:
+                messages.fail(_first_line(error))
+            raise
+
     def _exchange(self, kind: str, body: Any, what: str) -> list[Any]:
         try:
             return messages.exchange(kind, body, what)
@@ -290,6 +317,11 @@ def _cut(batch: Any, size: int) -> Any:
     return keras.tree.map_structure(
         lambda x: x if x is None or isinstance(x, tf.experimental.Optional)
         else x[:size], batch)
+
+
+def _why_aborted(error: Exception) -> str:
+    line = str(error).partition(_ABORTED)[2].partition("\n")[0]
+    return line.rpartition("Error reported from ")[2].strip(" .") + "."
 
 
 def _first_line(error: BaseException) -> str:

@@ -26,6 +26,9 @@ _SLICE_SECONDS = 2.0
 # Kinds of messages of a process that takes no further step.
 ENDED, FAILED = "ended", "failed"
 
+# For others to fail as well, before their step is ended.
+_PATIENCE_SECONDS = 10.0
+
 _lock = threading.Lock()
 _deadline_seconds = DEADLINE_SECONDS
 _number = 0
@@ -82,7 +85,13 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
         sends one of another kind, or says that it ended or failed.
     """
     me = dtensor.client_id()
-    number = send(kind, body)
+    try:
+        number = send(kind, body)
+    except tf.errors.OpError as error:
+        raise ProcessError(
+            f"Process {me} cannot reach the others, {what}: one of them has "
+            f"ended or failed ({error.message.partition(chr(10))[0]}). Start "
+            "all processes again, from a checkpoint.") from error
     until = time.monotonic() + _deadline_seconds
     # As the others read it.
     found = [[kind, json.loads(json.dumps(body))] if client == me else
@@ -104,6 +113,27 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
                 "run different programs, or one of them has caught an error "
                 "that the other does not know of.")
     return [their_body for _, their_body in found]
+
+
+def fail(why: str) -> None:
+    """Tells the others that a step of this process failed.
+
+    Where they do not fail, too, they wait in theirs for this one: it is ended.
+    """
+    # The process that keeps the messages may have ended already.
+    with contextlib.suppress(tf.errors.OpError):
+        number = send(FAILED, why)
+        until = time.monotonic() + _PATIENCE_SECONDS
+        for client in range(dtensor.num_clients()):
+            if client == dtensor.client_id():
+                continue
+            try:
+                _tf_private.cluster_value(_key(number, client), max(
+                    until - time.monotonic(), 0.001))
+            except tf.errors.DeadlineExceededError:
+                _tf_private.abort_cluster(
+                    f"Process {dtensor.client_id()} failed: {why}")
+                return
 
 
 def _wait(number: int, client: int, until: float, what: str) -> str:

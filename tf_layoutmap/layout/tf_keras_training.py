@@ -253,6 +253,7 @@ class _Step:
         _state.mesh = mesh
         try:
             with step_errors.errors_once(mesh):
+            with self.checks.running(), host_values.errors_once(mesh):
                 with host_values.default_mesh(mesh), refusals.explained(
                         self._model, self._verb):
                     outputs = self._run(batch)
