@@ -88,3 +88,19 @@ def layout_map_in_use() -> Any:
 def use_layout_map(layout_map: Any) -> None:
     """Sets what models made in this thread take for their layout map."""
     LAYOUT_MODULE._LAYOUT_MAP.layout_map = layout_map
+
+
+def stateless_seed_of(initializer: Any) -> Any:
+    """Returns the seed of an initializer's next random numbers.
+
+    Its default is drawn inside, and shards must begin with the values that one
+    table would.
+
+    Returns:
+      `[2]` int32; None where the numbers come from a generator with state.
+    """
+    generator = initializer._random_generator
+    generator._maybe_init()
+    if generator._rng_type != generator.RNG_STATELESS:
+        return None
+    return tf.constant(generator.make_seed_for_stateless_op(), tf.int32)

@@ -184,8 +184,7 @@ def test_a_partitioner_decides_how_many_shards():
     ({"partitioner": lambda shape, dtype: [1, 2]}, ValueError, "rows only"),
     ({"partitioner": 3}, TypeError, "must be callable"),
     ({"mask_zero": 1}, TypeError, "must be a bool"),
-    ({"optimizer": "sgd", "dtype": "float64"}, ValueError, "float64"),
-    ({"embeddings_regularizer": "l2"}, ValueError, "embeddings_regularizer")])
+    ({"optimizer": "sgd", "dtype": "float64"}, ValueError, "float64")])
 def test_arguments_that_make_no_sense_are_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         tlm.layers.ShardedEmbedding(

@@ -6,7 +6,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
-from tf_layoutmap.layers import stock_lookup, table_store
+from tf_layoutmap.layers import (
+    embedding_rules,
+    first_values,
+    stock_lookup,
+    table_store,
+)
 from tf_layoutmap.layers.host_table import HOST
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -27,6 +32,8 @@ class EmbeddingCore:
                  num_shards: int | None = None,
                  partitioner: Callable[..., list[int]] | None = None,
                  embeddings_initializer: Any = "uniform",
+                 embeddings_regularizer: Any = None,
+                 embeddings_constraint: Any = None,
                  optimizer: Any = None, mask_zero: bool = False,
                  **kwargs: Any):
         """Makes the layer.
@@ -38,8 +45,17 @@ class EmbeddingCore:
             neither this nor `partitioner` may be given.
           partitioner: Instead, one of `tlm.partitioners`.
           embeddings_initializer: Name or object of a Keras initializer, or a
-            callable as `ShardedVariable.create` takes it. It is asked for one
-            shard at a time, so it must not depend on the whole shape.
+            callable as `ShardedVariable.create` takes it. Those of Keras give
+            the values of `Embedding` with the same seed for any number of
+            shards; a callable of your own is asked for one shard at a time,
+            so it must not depend on the whole shape.
+          embeddings_regularizer: None, or the name or object of a Keras
+            regularizer, or a callable. With an `optimizer` it sees the rows
+            that a call looks up, each once; else the whole table.
+          embeddings_constraint: None, or the name or object of a Keras
+            constraint, or a callable. With an `optimizer` it is applied to
+            the rows that a step has changed, and must treat each row by
+            itself (`axis=1`); else to the whole table.
           optimizer: Trains the table: `"sgd"`, `"adagrad"`, or an object of
             `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
             learning rate may also be a Keras schedule. None leaves the shards
@@ -65,6 +81,15 @@ class EmbeddingCore:
         self.embeddings_initializer = self._keras.initializers.get(
             embeddings_initializer)
         self.optimizer = self._row_optimizer.read(optimizer, self.name)
+        self.embeddings_regularizer = embedding_rules.check_callable(
+            "embeddings_regularizer",
+            self._keras.regularizers.get(embeddings_regularizer), where)
+        self.embeddings_constraint = embedding_rules.check_callable(
+            "embeddings_constraint",
+            self._keras.constraints.get(embeddings_constraint), where)
+        if self.optimizer:
+            embedding_rules.check_by_row(self.embeddings_constraint, where)
+            vars(self.optimizer)["row_constraint"] = self.embeddings_constraint
         if self.optimizer and self.variable_dtype != "float32":
             raise ValueError(
                 "Argument `optimizer` must be None unless variables are "
@@ -105,12 +130,56 @@ class EmbeddingCore:
             # The name is whole: tf_keras builds in a scope of the layer's.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
                 vars(self)["_table"] = self._table_class.create(
-                    self.embeddings_initializer,
+                    self._first_values(),
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
                     name=f"{self.name}/embeddings")
         return self._table
+
+    def _first_values(self) -> Callable[..., Any]:
+        """What gives each shard its first rows."""
+        initializer = self.embeddings_initializer
+        simple = self._keras.initializers
+        if not isinstance(initializer, simple.Initializer) or isinstance(
+                initializer, simple.Zeros | simple.Ones):
+            return initializer
+        return first_values.of_one_table(
+            initializer, (self.input_dim, self.output_dim),
+            tf.as_dtype(self.variable_dtype), self._draw_of)
+
+    def _draw_of(self, initializer: Any) -> first_values.Draw | None:
+        """The random numbers of one of Keras' initializers, if known."""
+        found = self._seed_and_numbers(initializer)
+        if found is None:
+            return None
+        distribution, seed, first, second = found
+        first, second = (tf.constant(one, tf.float32)
+                         for one in (first, second))
+        if distribution == "uniform":
+            return first_values.Draw(
+                distribution, seed, second - first, first)
+        return first_values.Draw(distribution, seed, second, first)
+
+    def _seed_and_numbers(self, initializer: Any) -> tuple | None:
+        """Distribution, seed and its two numbers; None if it is not known."""
+        kinds = self._keras.initializers
+        for kind, distribution, names in (
+                (kinds.RandomUniform, "uniform", ("minval", "maxval")),
+                (kinds.RandomNormal, "normal", ("mean", "stddev")),
+                (kinds.TruncatedNormal, "truncated_normal",
+                 ("mean", "stddev"))):
+            # A subclass may draw otherwise.
+            if type(initializer) is kind:
+                seed = self._stateless_seed(initializer)
+                return None if seed is None else (
+                    distribution, seed,
+                    *(getattr(initializer, name) for name in names))
+        return None
+
+    def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
+        """The seed of its next numbers, `[2]` int32; None if not known."""
+        raise NotImplementedError
 
     @property
     def embeddings(self) -> ShardedVariable:
@@ -174,6 +243,10 @@ class EmbeddingCore:
             return tf.cast(ids, tf.int64)
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
+        if (self.optimizer and self.embeddings_regularizer is not None
+                and not _tf_private.in_save_context()):
+            self.add_loss(embedding_rules.loss_of_rows(
+                self.embeddings_regularizer, self.embeddings, ids))
         if self.optimizer or not _tf_private.in_save_context():
             return self.embeddings.sparse_read(ids)
         # An exported model holds the weights that Keras lists: each shard.
@@ -213,6 +286,10 @@ class EmbeddingCore:
             "num_shards": self.num_shards,
             "embeddings_initializer": self._keras.initializers.serialize(
                 self.embeddings_initializer),
+            "embeddings_regularizer": self._keras.regularizers.serialize(
+                self.embeddings_regularizer),
+            "embeddings_constraint": self._keras.constraints.serialize(
+                self.embeddings_constraint),
             "optimizer": (
                 self.optimizer and
                 self._keras.saving.serialize_keras_object(self.optimizer)),

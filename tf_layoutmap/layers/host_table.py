@@ -1,6 +1,6 @@
 """A table in shards on the host, as a `RowOptimizer` trains it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -36,6 +36,13 @@ class HostTable:
         """Starts a slot variable anew."""
         for shard in slot.variables:
             shard.assign(tf.fill(shard.shape, value))
+
+    def constrain(self, ids: tf.Tensor,
+                  constraint: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        """Writes what `constraint` makes of the rows of `ids`."""
+        rows, _ = tf.unique(ids)
+        self._variable.scatter_update(tf.IndexedSlices(
+            constraint(self._variable.sparse_read(rows)), rows))
 
     def update(self, slots: Sequence[ShardedVariable], ids: tf.Tensor,
                gradients: tf.Tensor, *, optimizer: str,

@@ -32,6 +32,8 @@ class RowUpdates:
 
     _keras: Any
     _spec: OptimizerSpec
+    # Applied to the rows that a step has changed; a layer sets it.
+    row_constraint: Any = None
     _accumulated_ids: tf.Variable | None = None
     _accumulated_gradients_of_ids: tf.Variable | None = None
 
@@ -133,6 +135,8 @@ class RowUpdates:
             list(self.slots.values()), ids, values,
             optimizer=self._spec.name, hyperparameters=tf.stack(
                 [learning_rate, *self._spec.constants]))
+        if self.row_constraint is not None:
+            self._table.constrain(ids, self.row_constraint)
         self.iterations.assign_add(1)
 
     def accumulate(self, gradient: tf.IndexedSlices | tf.Tensor, steps: int,

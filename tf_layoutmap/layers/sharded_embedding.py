@@ -7,7 +7,12 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private, _tf_private
-from tf_layoutmap.layers import flavours, mesh_table, stock_lookup
+from tf_layoutmap.layers import (
+    embedding_rules,
+    flavours,
+    mesh_table,
+    stock_lookup,
+)
 from tf_layoutmap.layers.embedding_core import EmbeddingCore
 from tf_layoutmap.layers.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.row_updates import refuse_replicas, refuse_servers
@@ -95,9 +100,20 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                             dtype=self.variable_dtype,
                             is_whole=len(sizes) == 1)
                 for shard, size in enumerate(sizes)]
+            self._rule_shards()
         for weight in self._trainable_variables:
             weight.trainable = self.trainable
         self.built = True
+
+    def _rule_shards(self) -> None:
+        """Hands regularizer and constraint to one shard, which does it all."""
+        last = self._shard_weights[-1]
+        if self.embeddings_regularizer is not None:
+            last.regularizer = embedding_rules.WholeTableRegularizer(
+                self.embeddings_regularizer, self._make_table)
+        if self.embeddings_constraint is not None:
+            last.constraint = embedding_rules.WholeTableConstraint(
+                self.embeddings_constraint, self._make_table)
 
     def _build_on_mesh(self, home: Any, owner: Any,
                        shape: tuple[int, int]) -> None:
@@ -106,13 +122,23 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "Arguments `num_shards` and `partitioner` must be None on a "
                 "mesh, where the LayoutMap cuts tables. Received: "
                 f"num_shards={self.num_shards} (layer {self.name!r}).")
+        if self.optimizer and (
+                self.embeddings_regularizer or self.embeddings_constraint):
+            raise ValueError(
+                "Arguments `embeddings_regularizer` and "
+                "`embeddings_constraint` must be None on a mesh for a table "
+                "with an optimizer of its own; use optimizer=None. Received: "
+                f"{self.embeddings_regularizer!r} and "
+                f"{self.embeddings_constraint!r} (layer {self.name!r}).")
         initializer = self._whole_table_initializer(home.init)
         if self.optimizer:
             self._embeddings = mesh_table.MeshTableWeight(
                 home, owner, initializer, shape, optimizer=self.optimizer)
         else:
             self._embeddings = self.add_weight(
-                shape, initializer, name="embeddings", autocast=False)
+                shape, initializer, name="embeddings", autocast=False,
+                regularizer=self.embeddings_regularizer,
+                constraint=self.embeddings_constraint)
 
     def _whole_table_initializer(self, init: str) -> Callable[..., Any]:
         initializer = self.embeddings_initializer
@@ -127,6 +153,20 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 RowPartition.div(shape[0], 1), 0, self.name)
 
         return whole
+
+    def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
+        seed = initializer.seed
+        if isinstance(seed, keras.random.SeedGenerator):
+            seed = tf.convert_to_tensor(seed.next())
+        elif isinstance(seed, int) and 0 <= seed < 2**32:
+            seed = tf.constant([seed, 0], tf.uint32)
+        else:
+            return None
+        # As Keras makes int32 of it, which TensorFlow's operations take.
+        if seed.dtype != tf.int32:
+            seed = tf.cast(
+                tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+        return seed
 
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
         """Returns why the table cannot have a layout; for layout maps."""

@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap import _tf_keras_private
-from tf_layoutmap.layers import flavours
+from tf_layoutmap import _tf_keras_private, _tf_private
+from tf_layoutmap.layers import embedding_rules, flavours
 from tf_layoutmap.layers.embedding_core import EmbeddingCore
 from tf_layoutmap.layers.host_table import HOST
 from tf_layoutmap.layers.row_updates import refuse_replicas, refuse_servers
@@ -80,7 +80,24 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         self._shards.variables_in_order = table.variables
         self._trainable_weights.extend(
             [table] if self.optimizer else table.variables)
+        if not self.optimizer:
+            self._rule_shards()
         super().build(input_shape)
+
+    def _rule_shards(self) -> None:
+        """Hands the constraint to one shard, which does it for all."""
+        if self.embeddings_regularizer is not None:
+            regularizer = embedding_rules.WholeTableRegularizer(
+                self.embeddings_regularizer, self._make_table)
+            self.add_loss(lambda: regularizer(None))
+        if self.embeddings_constraint is not None:
+            _tf_private.set_constraint(
+                self._make_table().variables[-1],
+                embedding_rules.WholeTableConstraint(
+                    self.embeddings_constraint, self._make_table))
+
+    def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
+        return _tf_keras_private.stateless_seed_of(initializer)
 
     def _exported_shards(self) -> list[tf.Variable]:
         return list(self._shards.variables_in_order)

@@ -1,0 +1,106 @@
+"""The values that `Embedding` of Keras starts with, one shard at a time."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.sharded.initial_value import ShardInfo
+
+# Numbers that TensorFlow's generator on a CPU makes from one count of its
+# counter, for float32.
+_GROUP = 4
+
+# Of each distribution: its operation, and how many counts it keeps for a group
+# of numbers. A truncated one draws again what falls outside.
+_OPS = {
+    "uniform": ("StatelessRandomUniformV2", 1),
+    "normal": ("StatelessRandomNormalV2", 1),
+    "truncated_normal": ("StatelessTruncatedNormalV2", 256),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """Random numbers of a whole table: `scale * drawn + offset`.
+
+    Attributes:
+      distribution: `"uniform"`, `"normal"` or `"truncated_normal"`.
+      seed: `[2]` int32, as `tf.random.stateless_uniform` takes it.
+      scale, offset: `[]` float32.
+    """
+
+    distribution: str
+    seed: tf.Tensor
+    scale: tf.Tensor
+    offset: tf.Tensor
+
+    def rows(self, start: int, num_rows: int, dim: int) -> tf.Tensor:
+        """Returns rows of the table `[..., dim]`, drawing no others."""
+        op, counts = _OPS[self.distribution]
+        first, skipped = divmod(start * dim, _GROUP)
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=self.seed)
+        low, high = (int(one) for one in counter.numpy())
+        moved = low + (high << 64) + first * counts
+        counter = tf.constant(
+            [moved % 2**64, (moved >> 64) % 2**64], tf.uint64)
+        drawn = getattr(tf.raw_ops, op)(
+            shape=tf.constant([skipped + num_rows * dim], tf.int64), key=key,
+            counter=counter, alg=tf.raw_ops.StatelessRandomGetAlg(),
+            dtype=tf.float32)
+        drawn = drawn[skipped:] * self.scale + self.offset
+        return tf.reshape(drawn, [num_rows, dim])
+
+
+def of_one_table(
+    initializer: Callable[..., Any], shape: tuple[int, int], dtype: tf.DType,
+    draw_of: Callable[[Any], Draw | None],
+) -> Callable[..., Any]:
+    """Returns what gives each shard its rows of the whole table's values.
+
+    Args:
+      initializer: An initializer of Keras whose values depend on the shape,
+        or are random.
+      shape: Of the whole table.
+      dtype: Of the table.
+      draw_of: Returns the `Draw` of an initializer, and moves a seed with
+        state on; None where there is none.
+
+    Returns:
+      For an initializer that asks for a shard itself, that; else one that
+      does, as `ShardedVariable.create` takes it, once for all shards.
+    """
+    asked = inspect.signature(initializer).parameters
+    if {"shard_info", "partition_shape"} & set(asked):
+        return initializer
+    return _OneTable(initializer, shape, dtype, draw_of)
+
+
+class _OneTable:
+    """Draws at the first shard; a whole table is let go at the last one."""
+
+    def __init__(self, initializer: Any, shape: tuple[int, int],
+                 dtype: tf.DType, draw_of: Callable[[Any], Draw | None]):
+        self._initializer = initializer
+        self._shape = shape
+        self._dtype = dtype
+        self._draw_of = draw_of
+        self._draw: Draw | None = None
+        self._whole: tf.Tensor | None = None
+
+    def __call__(self, shard_info: ShardInfo) -> tf.Tensor:
+        start, num_rows = shard_info.offset[0], shard_info.shape[0]
+        if self._draw is None and self._whole is None:
+            if self._dtype == tf.float32 and tf.executing_eagerly():
+                self._draw = self._draw_of(self._initializer)
+            if self._draw is None:
+                self._whole = tf.convert_to_tensor(
+                    self._initializer(self._shape, dtype=self._dtype))
+        if self._draw is not None:
+            return self._draw.rows(start, num_rows, self._shape[1])
+        rows = self._whole[start:start + num_rows]
+        if start + num_rows == self._shape[0]:
+            self._whole = None
+        return rows
