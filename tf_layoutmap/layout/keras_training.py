@@ -162,8 +162,7 @@ class _MeshStep:
         batch = keras.tree.map_structure(
             lambda x: to_batch(x, self._home.mesh, self._home.batch_dim),
             batch)
-        with step_errors.errors_once(self._home.mesh):
-        with self.checks.running(), host_values.errors_once(self._home.mesh):
+        with self.checks.running(), step_errors.errors_once(self._home.mesh):
             with host_values.default_mesh(
                     self._home.mesh, self._home.batch_dim), refusals.explained(
                         self._model, self._verb, lambda: self._graph(batch)):

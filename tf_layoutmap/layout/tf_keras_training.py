@@ -252,8 +252,7 @@ class _Step:
                 x, mesh, self._home.batch_dim), batch)
         _state.mesh = mesh
         try:
-            with step_errors.errors_once(mesh):
-            with self.checks.running(), host_values.errors_once(mesh):
+            with self.checks.running(), step_errors.errors_once(mesh):
                 with host_values.default_mesh(mesh), refusals.explained(
                         self._model, self._verb):
                     outputs = self._run(batch)
