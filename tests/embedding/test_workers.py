@@ -70,9 +70,10 @@ def train_in_one_process(num_steps, random):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_to_the_bit(tmp_path):
+@pytest.mark.parametrize("how", ["in order", "by token"])
+def test_two_processes_train_as_one_to_the_bit(how, tmp_path):
     outputs = [tmp_path / f"{index}.npz" for index in range(2)]
-    processes = start(outputs, str(NUM_STEPS))
+    processes = start(outputs, str(NUM_STEPS), how)
     try:
         for one in processes:
             _, errors = one.communicate(timeout=DEADLINE_SECONDS)
@@ -94,7 +95,8 @@ def test_two_processes_train_as_one_to_the_bit(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_whose_peer_died_ends_with_an_error(tmp_path):
-    processes = start([tmp_path / "0.npz", tmp_path / "1.npz"], "5", "3")
+    processes = start([tmp_path / "0.npz", tmp_path / "1.npz"], "5",
+                      "in order", "3")
     try:
         survivor, dead = processes
         dead.communicate(timeout=DEADLINE_SECONDS)

@@ -1,9 +1,10 @@
 """One process of a MultiWorkerMirroredStrategy; test_workers.py starts it.
 
-    python worker_program.py OUTPUT NUM_STEPS [DIES_BEFORE]
+    python worker_program.py OUTPUT NUM_STEPS HOW [DIES_BEFORE]
 
-Trains `plan()` and writes the tables to OUTPUT.npz. DIES_BEFORE is the step
-before which the last process ends itself, without a word to the others.
+Trains `plan()` and writes the tables to OUTPUT.npz. HOW is "in order" or "by
+token", as a layer finds its steps. DIES_BEFORE is the step before which the
+last process ends itself, without a word to the others.
 """
 
 import json
@@ -66,14 +67,28 @@ def batch(step, replica):
     return features, weights.to_sparse(), gradients
 
 
-def train_step(embedding, strategy):
+def train_step(embedding, strategy, how="in order"):
     """A compiled step; one trace for batches of any size."""
-    def replica_step(features, weights, gradients):
-        embedding.enqueue(features, {
-            name: weights if name == "body" else None for name in features})
+    def in_order(features, weights, gradients):
+        embedding.enqueue(features, weights)
         activations = embedding.dequeue()
         embedding.apply_gradients(gradients)
         return activations
+
+    def by_token(features, weights, gradients):
+        backend = embedding._state.backend
+        lookup, activations = backend.open(features, weights)
+        # One that nobody follows.
+        backend.open(features, weights)
+        backend.apply_followed(
+            backend.follow(lookup, tf.nest.flatten(gradients)))
+        return tf.nest.pack_sequence_as(features, activations)
+
+    def replica_step(features, weights, gradients):
+        weights = {
+            name: weights if name == "body" else None for name in features}
+        step = {"in order": in_order, "by token": by_token}[how]
+        return step(features, weights, gradients)
 
     return tf.function(
         lambda *args: strategy.run(replica_step, args), reduce_retracing=True)
@@ -88,12 +103,12 @@ def tables(embedding):
     return found
 
 
-def main(output, num_steps, dies_before=None):
+def main(output, num_steps, how, dies_before=None):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     with strategy.scope():
         ours = embedding()
-    step = train_step(ours, strategy)
+    step = train_step(ours, strategy, how)
     start = tables(ours)["random"]
     for number in range(int(num_steps)):
         if dies_before and int(dies_before) == number:

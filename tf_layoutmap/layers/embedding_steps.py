@@ -111,11 +111,11 @@ class EmbeddingSteps:
         """Shape of the weight that takes the marks of gradients."""
         return () if self.is_on_tpu else host_engine.MARK_SHAPE
 
-    def trains(self, weight: Any, training: Any) -> bool:
+    def trains(self, weight: tf.Variable, training: Any) -> bool:
         """Whether a call is one that gradients may follow.
 
         Args:
-          weight: Takes the marks; a `tf.Variable` or a Keras variable.
+          weight: Takes the marks.
           training: Of the call. What counts is whether a tape records, as for
             any other weight; a true value says that one will, where a
             `tf.function` is traced before.
@@ -124,7 +124,7 @@ class EmbeddingSteps:
             return True
         # `tf.recompute_grad` asks for the gradients of what its first run
         # uses, where no tape records.
-        _tf_private.variable_accessed(getattr(weight, "value", weight))
+        _tf_private.variable_accessed(weight)
         return _tf_private.could_possibly_record() and (
             _tf_private.should_record_backprop(
                 [tf.convert_to_tensor(weight)]))

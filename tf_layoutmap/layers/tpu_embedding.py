@@ -182,7 +182,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
             # `fit` of several replicas traces with the mean of their ids.
             inputs = tf.nest.map_structure(
                 lambda ids: tf.cast(ids, tf.int64), inputs)
-        elif self.trainable and self._steps.trains(self._marks, training):
+        elif self.trainable and self._steps.trains(
+                self._marks.value, training):
             return self._cast(self._steps.start(
                 tf.convert_to_tensor(self._marks), inputs, weights))
         return self._cast(self._steps.look_up(inputs, weights))
