@@ -90,7 +90,7 @@ _method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")
 backend_random = _private("backend", "random")
 for _module, _names in (
         (backend_numpy, ("divide", "true_divide", "flip", "diag", "einsum",
-                         "eye")),
+                         "eye", "add", "repeat")),
         (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",)),
         (backend_random, ("normal", "truncated_normal", "uniform", "randint",
                           "dropout"))):

@@ -73,6 +73,7 @@ def install() -> None:
         _wrap(_keras_private.backend_numpy, "add", mesh_calls.add)
         _wrap(_keras_private.backend_numpy, "eye", mesh_calls.eye)
         _wrap(_keras_private.backend, "rnn", recurrent.rnn)
+        _wrap(_keras_private.backend_numpy, "repeat", mesh_calls.repeat)
         for name in ("normal", "truncated_normal", "uniform", "randint"):
             _wrap(_keras_private.backend_random, name, mesh_random.draw)
         _wrap(_keras_private.backend_random, "dropout", mesh_random.dropout)

@@ -146,6 +146,30 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
     return original(x1, x2)
 
 
+def repeat(original: Callable[..., Any], x: Any, repeats: Any,
+           axis: int | None = None) -> Any:
+    """`keras.ops.repeat`, for a mesh of whole samples.
+
+    DTensor does not tile what it divides: GroupQueryAttention's heads, say.
+    """
+    mesh = host_values.mesh_of_trace()
+    if mesh is None:
+        return original(x, repeats, axis)
+    x = tf.convert_to_tensor(x)
+    result = original(_by_samples(x, mesh, axis), repeats, axis)
+    return _by_samples(result, mesh, axis)
+
+
+def _by_samples(x: Any, mesh: Any, axis: int | None) -> Any:
+    """Returns `x` divided as batches are, unless that divides `axis`."""
+    batch_dim = host_values.batch_dim_of_trace()
+    is_cut = (batch_dim is not None and axis not in (None, 0, -x.shape.rank)
+              and (x.shape[0] or 1) % mesh.dim_size(batch_dim) == 0)
+    return pinning.divided(x, mesh, [
+        batch_dim if is_cut and dim == 0 else None
+        for dim in range(x.shape.rank)])
+
+
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
         k: Any = 0, dtype: str | None = None) -> Any:
     """`keras.ops.eye`; for a mesh, by comparing numbers of rows and columns.
