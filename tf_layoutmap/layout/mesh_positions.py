@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
@@ -48,10 +49,15 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
 def scatter_nd(original: Callable[..., Any], mesh: Any, indices: Any,
                updates: Any, shape: Any, **options: Any) -> Any:
     """`tf.scatter_nd`, on each device of all of it."""
-    return pinning.whole(original(
-        pinning.whole(tf.convert_to_tensor(indices), mesh),
-        pinning.whole(tf.convert_to_tensor(updates), mesh), shape,
-        **options), mesh)
+    indices, updates = (pinning.whole(tf.convert_to_tensor(x), mesh)
+                        for x in (indices, updates))
+    static = tf.get_static_value(tf.convert_to_tensor(shape))
+    if static is not None and np.prod(static, dtype=np.float64) < 2**31:
+        # DTensor writes shapes in int32, whatever the indices are in.
+        indices = tf.cast(indices, tf.int32)
+        shape = tf.constant(static, tf.int32)
+    return pinning.whole(
+        original(indices, updates, shape, **options), mesh)
 
 
 def reverse(original: Callable[..., Any], mesh: Any, tensor: Any, axis: Any,
