@@ -36,9 +36,11 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
             original = getattr(arrays, name)
             fixed = functools.partial(ours, original)
             wrapper = mesh_ops._wrapped(original, fixed, mesh_of_trace)
-            # TensorFlow gives two of them away as they are.
-            if public is not None and getattr(tf, public) is original:
-                setattr(tf, public, wrapper)
+            # TensorFlow gives two of them away as they are; tf_keras uses
+            # `tf.compat.v2`.
+            for api in (tf, tf.compat.v2, tf.compat.v1):
+                if public and getattr(api, public, None) is original:
+                    setattr(api, public, wrapper)
             for holder in _tf_private.modules_with(original, name):
                 setattr(holder, name, wrapper)
             setattr(tf.raw_ops, raw, mesh_ops._wrapped(
