@@ -74,7 +74,6 @@ def test_missing_ops_work_on_divided_tensors_once_enabled():
 
 
 USES = {
-    "ReverseV2": lambda x: tf.reverse(x, [0]),
     "Roll": lambda x: tf.roll(x, 1, 0),
     "MatrixDiagPartV3": lambda x: x + tf.linalg.diag_part(x),
     "MatrixDiagV3": lambda x: tf.reduce_sum(tf.linalg.diag(x), axis=-1),

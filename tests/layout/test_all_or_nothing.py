@@ -175,4 +175,4 @@ def test_what_a_step_writes_is_read_by_the_rest_of_the_step():
         models.append((model, model.fit(
             X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history))
     twins.assert_alike(models[0][1], models[1][1])
-    twins.assert_same_weights(models[0][0], models[1][0])
+    twins.assert_alike(*(model.get_weights() for model, _ in models))

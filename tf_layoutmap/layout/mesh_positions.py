@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
@@ -35,9 +36,11 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
             original = getattr(arrays, name)
             fixed = functools.partial(ours, original)
             wrapper = mesh_ops._wrapped(original, fixed, mesh_of_trace)
-            # TensorFlow gives two of them away as they are.
-            if public is not None and getattr(tf, public) is original:
-                setattr(tf, public, wrapper)
+            # TensorFlow gives two of them away as they are; tf_keras uses
+            # `tf.compat.v2`.
+            for api in (tf, tf.compat.v2, tf.compat.v1):
+                if public and getattr(api, public, None) is original:
+                    setattr(api, public, wrapper)
             for holder in _tf_private.modules_with(original, name):
                 setattr(holder, name, wrapper)
             setattr(tf.raw_ops, raw, mesh_ops._wrapped(
@@ -48,10 +51,15 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
 def scatter_nd(original: Callable[..., Any], mesh: Any, indices: Any,
                updates: Any, shape: Any, **options: Any) -> Any:
     """`tf.scatter_nd`, on each device of all of it."""
-    return pinning.whole(original(
-        pinning.whole(tf.convert_to_tensor(indices), mesh),
-        pinning.whole(tf.convert_to_tensor(updates), mesh), shape,
-        **options), mesh)
+    indices, updates = (pinning.whole(tf.convert_to_tensor(x), mesh)
+                        for x in (indices, updates))
+    static = tf.get_static_value(tf.convert_to_tensor(shape))
+    if static is not None and np.prod(static, dtype=np.float64) < 2**31:
+        # DTensor writes shapes in int32, whatever the indices are in.
+        indices = tf.cast(indices, tf.int32)
+        shape = tf.constant(static, tf.int32)
+    return pinning.whole(
+        original(indices, updates, shape, **options), mesh)
 
 
 def reverse(original: Callable[..., Any], mesh: Any, tensor: Any, axis: Any,

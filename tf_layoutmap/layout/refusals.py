@@ -27,8 +27,8 @@ _REMEDIES = {
                      "or tlm.dtensor.enable_missing_ops().",
     "ReverseV2": "tf.reverse needs it: use keras.ops.flip, which works on a "
                  "mesh, or tlm.dtensor.enable_missing_ops().",
-    "EmptyTensorList": "Loops over time need it: pass unroll=True to "
-                       "recurrent layers.",
+    "EmptyTensorList": "The gradient of a loop needs it whose number of steps "
+                       "depends on values: let a number of Python's say it.",
     "DepthwiseConv2dNativeBackpropFilter":
         "Depthwise and separable convolutions need it: use Conv layers, or "
         "tlm.dtensor.enable_missing_ops().",
@@ -56,8 +56,9 @@ _REMEDIES = {
         "StringSplitV2": "TextVectorization",
         "ImageProjectiveTransformV3":
             "A random rotation, zoom, shear or translation"}.items()},
-    "TensorListReserve": "Loops such as tf.map_fn and tf.while_loop need it: "
-                         "unroll them.",
+    "TensorListReserve": "The gradient of a loop needs it whose number of "
+                         "steps depends on values: let a number of Python's "
+                         "say it.",
 }
 
 
