@@ -8,7 +8,7 @@ from tests.layout import twins, two_clients
 
 pytestmark = pytest.mark.slow
 
-_SECONDS = 80
+_SECONDS = 240
 
 
 def start(folder):
