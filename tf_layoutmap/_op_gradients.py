@@ -9,8 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-
 
 def register(ops: Any) -> None:
     """Registers the gradients; `ops` holds the functions of the library."""
@@ -69,9 +67,6 @@ def register(ops: Any) -> None:
         return [*_by_shard(routed, tf.gather(values, routed.permutation),
                            _shard_sizes(offsets, num_shards)), None, None]
 
-    _tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
-        _gather_rows_tangent)
-
     @tf.RegisterGradient("LayoutMap>LookupShard")
     def _lookup_shard_gradient(
         op: tf.Operation, gradient: tf.Tensor,
@@ -92,7 +87,7 @@ def register(ops: Any) -> None:
             values, ids, tf.constant([num_rows, dim], tf.int64)), None]
 
 
-def _gather_rows_tangent(
+def gather_rows_tangent(
     attributes: Sequence[Any], inputs: Sequence[tf.Tensor],
     outputs: Sequence[tf.Tensor], tangents: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:

@@ -395,3 +395,39 @@ def test_explain_shows_the_table_and_what_is_wrong_with_it():
     layout_map["words.embeddings"] = layout_of(mesh, None, "model")
     shown = str(layout_map.explain(model_of(RULES["sgd"]())))
     assert "whose rows are divided" in " ".join(shown.split())
+
+
+RULES_OF_ROWS = {
+    "embeddings_regularizer": keras.regularizers.L2(0.25),
+    "embeddings_constraint": keras.constraints.UnitNorm(axis=1)}
+
+
+def test_rules_hold_on_a_mesh_where_the_models_optimizer_trains():
+    tables = []
+    for place in (contextlib.nullcontext(),
+                  scope(mesh_of(batch=2, model=2), axes=(None, "model"))):
+        with place:
+            model = model_of(None, **RULES_OF_ROWS)
+            model.compile("sgd", loss=weighted_sum)
+            model.fit(IDS[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0)
+        tables.append(np.asarray(model.get_weights()[0]))
+    np.testing.assert_allclose(*tables, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(tables[0], axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES_OF_ROWS)
+def test_rules_are_refused_on_a_mesh_where_the_table_trains_itself(rule):
+    with scope(mesh_of(batch=2, model=2)), pytest.raises(
+            ValueError, match="must be None on a mesh"):
+        model_of("sgd", **{rule: RULES_OF_ROWS[rule]})
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+def test_a_table_on_a_mesh_begins_as_keras_embedding(optimizer):
+    keras.utils.set_random_seed(5)
+    expected = keras.layers.Embedding(NUM_ROWS, DIM)
+    expected.build()
+    axes = ROWS if optimizer else (None, "model")
+    with scope(mesh_of(batch=2, model=2), axes=axes):
+        found = model_of(optimizer).get_weights()[0]
+    np.testing.assert_array_equal(found, expected.get_weights()[0])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_layoutmap import _ops, _tf_private
+from tf_layoutmap import _op_gradients, _ops, _tf_private
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import checks
 from tf_layoutmap.sharded.shards import Shards
@@ -21,6 +21,8 @@ from tf_layoutmap.sharded.shards import Shards
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
 _tf_private.register_read_only_op("LayoutMap>GatherRows")
+_tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
+    _op_gradients.gather_rows_tangent)
 
 
 @dataclasses.dataclass(frozen=True)
