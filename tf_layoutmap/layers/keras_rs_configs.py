@@ -27,8 +27,8 @@ _RULES = {
 }
 _BY_NAME = {name.lower(): name for name in _RULES}
 # Of every Keras optimizer: what no table's rule does.
-_NOT_DONE = {"clipnorm": None, "global_clipnorm": None, "use_ema": False, "loss_scale_factor": None,
-             "gradient_accumulation_steps": None}
+_NOT_DONE = {"clipnorm": None, "global_clipnorm": None, "use_ema": False,
+             "loss_scale_factor": None, "gradient_accumulation_steps": None}
 
 
 class CutFeatureConfig(_tpu.FeatureConfig):
