@@ -46,7 +46,7 @@ def test_a_keras_layer_in_fit():
 def test_keras_rs_as_it_is(num_cores):
     pytest.importorskip(
         "keras_rs", reason="keras-rs, which `make` installs, is not there")
-    runner.run("emulation/programs/keras_rs_fit.py",
+    runner.run("emulation/programs/keras_rs_fit.py", seconds=900,
                TF_LAYOUTMAP_NUM_CORES=str(num_cores))
 
 

@@ -229,6 +229,9 @@ def test_files_of_keras_do_not_have_the_tables(tmp_path):
         sizes = []
         file.visititems(lambda _, one: sizes.append(getattr(one, "size", 0)))
     assert max(sizes) <= 1
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "it"))
+    assert all(np.prod(shape) <= 1 for _, shape in tf.train.list_variables(
+        path))
 
 
 def test_a_step_that_is_compiled_for_one_cpu_is_refused():
