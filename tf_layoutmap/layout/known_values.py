@@ -5,6 +5,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout import pinning
+
 # What shapes are computed with: the host's, never divided, and TensorFlow must
 # be able to follow them to the static shapes of what is made with them.
 _OF_SHAPES = frozenset({
@@ -45,3 +48,15 @@ def entries(x: Any) -> list[Any] | None:
     tensors = x.op.inputs if x.op.type == "Pack" else tf.unstack(x)
     return [tensor if value is None else int(value)
             for tensor, value in zip(tensors, static)]
+
+
+def evaluated(x: Any) -> Any:
+    """Returns the value of `x`, a number of steps, say; None if unknown.
+
+    More is known than by `known`: TensorFlow computes what it can for this.
+    """
+    if not tf.is_symbolic_tensor(x):
+        return x.numpy() if isinstance(x, tf.Tensor) and (
+            not pinning.on_mesh(x)) else x if not tf.is_tensor(x) else None
+    value = tf.get_static_value(x)
+    return _tf_private.evaluated_constant(x) if value is None else value
