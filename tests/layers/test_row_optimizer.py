@@ -131,5 +131,7 @@ def test_it_counts_steps_and_not_batches_without_its_gradient():
     train(layer, [7], [[1.0, 1.0]])
     weight, = layer.trainable_variables
     other = keras.Variable(1.0)
-    keras.optimizers.SGD().apply_gradients([(None, weight), (1.0, other)])
+    with pytest.raises(ValueError, match="got no gradient"):
+        keras.optimizers.SGD().apply_gradients([(None, weight), (1.0, other)])
+    keras.optimizers.SGD().apply_gradients([(1.0, other)])
     assert int(layer.optimizer.iterations) == 1

@@ -110,9 +110,8 @@ MODELS = {
     "LayerNormalization of two axes": (
         stack((6, 8), lambda: L.LayerNormalization(axis=(1, 2))), S),
     "BatchNormalization": (stack((6, 8), lambda: L.BatchNormalization()), S),
-    "BatchNormalization of images": (stack(
-        (8, 8, 4), lambda: L.Conv2D(4, 3), lambda: L.BatchNormalization()),
-        IMAGES),
+    "BatchNormalization of images": (
+        stack((8, 8, 4), lambda: L.BatchNormalization()), IMAGES),
     "GroupNormalization": (stack((6, 8), lambda: L.GroupNormalization(4)), S),
     "RMSNormalization": (stack((6, 8), lambda: L.RMSNormalization()), S),
     "PReLU": (stack((6, 8), lambda: L.PReLU()), S),

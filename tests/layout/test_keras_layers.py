@@ -90,7 +90,7 @@ SLOW = {
     "Bidirectional": (stack((6, 8), lambda: L.Bidirectional(
         L.LSTM(4, return_sequences=True), name="r")), twins.SERIES, HEAD),
     "ConvLSTM": (stack((6, 8), lambda: L.Reshape((6, 4, 2, 1)),
-                       lambda: L.ConvLSTM2D(2, 2)),
+                       lambda: L.ConvLSTM2D(4, 2)),
                  twins.SERIES, HEAD),
     "cells": (stack((6, 8), lambda: L.RNN(
         [L.GRUCell(4), L.LSTMCell(4)])), twins.SERIES, HEAD),

@@ -179,7 +179,7 @@ class HostBackend:
                 "finish them, or call `reset` to forget them. Pending by "
                 f"replica: {found['pending']}, awaiting gradients: "
                 f"{found['awaiting']}.")
-        if not self._is_pipelined:
+        if not self._is_pipelined and any(found["open"] + found["followed"]):
             # Lookups that nobody has followed up, of rows that go now.
             self.engine.reset()
 

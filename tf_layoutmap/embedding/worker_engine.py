@@ -49,6 +49,13 @@ class WorkerEngine(HostEngine):
         features: Sequence[ragged_ids.FeatureIds],
     ):
         """Hands over this replica's ids, and those of other processes."""
+        gathered, checks = self._gather_checked(training, features)
+        with tf.control_dependencies(checks):
+            for other in self._replicas.handled_by(replica):
+                super().enqueue(other, *gathered[other])
+
+    def _gather_checked(self, training, features):
+        """`(training, features)` of each replica, and what must be right."""
         gathered, restores = _gather_inputs(
             features, tf.convert_to_tensor(training, tf.bool),
             self.restores.value(), self._replicas.num_replicas)
@@ -57,9 +64,7 @@ class WorkerEngine(HostEngine):
             if self._checks_ids:
                 checks += worker_checks.check_ids(
                     self._spec, inputs, number // self._num_local)
-        with tf.control_dependencies(checks):
-            for other in self._replicas.handled_by(replica):
-                super().enqueue(other, *gathered[other])
+        return gathered, checks
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -89,10 +94,10 @@ class WorkerEngine(HostEngine):
         self, replica: int, features: Sequence[ragged_ids.FeatureIds],
     ) -> OpenLookup:
         """Opens this replica's lookup, and those of other processes."""
-        gathered = _gather_inputs(
-            features, tf.constant(True), self._replicas.num_replicas)
-        opened = [super(WorkerEngine, self).open(other, gathered[other][1])
-                  for other in self._replicas.handled_by(replica)]
+        gathered, checks = self._gather_checked(True, features)
+        with tf.control_dependencies(checks):
+            opened = [super(WorkerEngine, self).open(other, gathered[other][1])
+                      for other in self._replicas.handled_by(replica)]
         tokens = {other: token for one in opened
                   for other, token in one.tokens.items()}
         return OpenLookup(opened[0].engine, tokens)

@@ -87,9 +87,13 @@ def make(strategy, optimizer, model=functional, **options):
     if strategy is STRATEGY:
         tlm.emulation.initialize_tpu_system()
     with strategy.scope():
-        layer = layer_of(strategy, OPTIMIZERS[optimizer])
+        of_tables = OPTIMIZERS[optimizer]()
+        layer = layer_of(strategy, lambda: of_tables)
         made = model(layer)
-        made.compile("sgd", weighted_sum, metrics=["mae"], **options)
+        # keras-rs asks a schedule at the step that its optimizer counts, which
+        # one that a model is compiled with does.
+        made.compile(of_tables if optimizer == "schedule" else "sgd",
+                     weighted_sum, metrics=["mae"], **options)
     return made, layer
 
 
