@@ -53,3 +53,20 @@ def test_values_and_gradients_are_those_of_plain_tensorflow(name):
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(
                 to_host(mine), plain, 1e-5, 1e-5, err_msg=str(axes))
+
+
+# As a metric has it; its gradient is refused.
+@pytest.mark.parametrize("axes", [("batch", "model"), ("batch", None)])
+def test_a_mask_finds_what_it_finds_in_the_whole_tensor(axes):
+    def step(x):
+        rows = tf.boolean_mask(x, x[:, 0] > 0)
+        return (tf.reduce_sum(rows ** 2),
+                tf.reduce_sum(tf.concat([rows, x], 0) ** 3),
+                tf.reduce_sum(tf.boolean_mask(x, x > 0.5)))
+
+    mesh = mesh_of(batch=2, model=2)
+    with default_mesh(mesh):
+        got = tf.function(step)(to_mesh(X, layout_of(mesh, *axes)))
+    for mine, plain in zip(got, step(tf.constant(X))):
+        for part in tf.experimental.dtensor.unpack(mine):
+            np.testing.assert_allclose(part, plain, rtol=1e-5)

@@ -32,6 +32,7 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
         for name, ours, public, raw in (
                 ("scatter_nd", scatter_nd, "scatter_nd", "ScatterNd"),
                 ("reverse_v2", reverse, "reverse", "ReverseV2"),
+                ("where", where, None, "Where"),
                 ("gather_v2", gather, None, "GatherV2")):
             original = getattr(arrays, name)
             fixed = functools.partial(ours, original)
@@ -75,6 +76,16 @@ def reverse(original: Callable[..., Any], mesh: Any, tensor: Any, axis: Any,
     return tensor[tuple(slices)] if slices else tensor
 
 
+def where(original: Callable[..., Any], mesh: Any, condition: Any,
+          name: str | None = None) -> Any:
+    """`tf.where` of a condition alone, as `tf.boolean_mask` asks it.
+
+    Each device would count through its part, and find another number.
+    """
+    return original(
+        pinning.whole(tf.convert_to_tensor(condition), mesh), name=name)
+
+
 def gather(original: Callable[..., Any], mesh: Any, params: Any, indices: Any,
            axis: Any, batch_dims: int = 0, name: str | None = None) -> Any:
     """`tf.gather`; with `batch_dims`, its gradient has a shape of numbers.
@@ -83,9 +94,13 @@ def gather(original: Callable[..., Any], mesh: Any, params: Any, indices: Any,
     """
     call = functools.partial(
         original, axis=axis, batch_dims=batch_dims, name=name)
-    if not batch_dims:
-        return call(params, indices)
     params, indices = map(tf.convert_to_tensor, (params, indices))
+    if not batch_dims:
+        if not indices.shape.is_fully_defined():
+            # Found by `tf.where`: nobody knows how to divide the result.
+            params, indices = (
+                pinning.whole(x, mesh) for x in (params, indices))
+        return call(params, indices)
     if (tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims or
             batch_dims < 0 or not params.shape.is_fully_defined() or
             not indices.shape.is_fully_defined()):
