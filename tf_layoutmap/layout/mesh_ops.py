@@ -56,15 +56,22 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
                 (nn, "sparse_softmax_cross_entropy_with_logits",
                  sparse_cross_entropy,
                  "SparseSoftmaxCrossEntropyWithLogits")):
-            original = getattr(module, name)
-            mended = functools.partial(ours, original)
-            wrapper = _wrapped(original, mended, mesh_of_trace)
-            for holder in _tf_private.modules_with(original, name):
-                setattr(holder, name, wrapper)
-            # Has the same arguments, by keyword only.
-            setattr(tf.raw_ops, raw, _wrapped(
-                getattr(tf.raw_ops, raw), mended, mesh_of_trace))
+            replace(module, name, ours, raw, mesh_of_trace)
         _installed = True
+
+
+def replace(module: Any, name: str, ours: Callable[..., Any], raw: str,
+            mesh_of_trace: Callable[[], Any]) -> tuple[Any, Any]:
+    """Replaces one operation where Python makes it; returns old and new."""
+    original = getattr(module, name)
+    fixed = functools.partial(ours, original)
+    wrapper = _wrapped(original, fixed, mesh_of_trace)
+    for holder in _tf_private.modules_with(original, name):
+        setattr(holder, name, wrapper)
+    # Has the same arguments, by keyword only.
+    setattr(tf.raw_ops, raw, _wrapped(
+        getattr(tf.raw_ops, raw), fixed, mesh_of_trace))
+    return original, wrapper
 
 
 def _wrapped(original: Callable[..., Any], mended: Callable[..., Any],

@@ -34,18 +34,13 @@ def install(mesh_of_trace: Callable[[], Any]) -> None:
                 ("reverse_v2", reverse, "reverse", "ReverseV2"),
                 ("where", where, None, "Where"),
                 ("gather_v2", gather, None, "GatherV2")):
-            original = getattr(arrays, name)
-            fixed = functools.partial(ours, original)
-            wrapper = mesh_ops._wrapped(original, fixed, mesh_of_trace)
+            original, wrapper = mesh_ops.replace(
+                arrays, name, ours, raw, mesh_of_trace)
             # TensorFlow gives two of them away as they are; tf_keras uses
             # `tf.compat.v2`.
             for api in (tf, tf.compat.v2, tf.compat.v1):
                 if public and getattr(api, public, None) is original:
                     setattr(api, public, wrapper)
-            for holder in _tf_private.modules_with(original, name):
-                setattr(holder, name, wrapper)
-            setattr(tf.raw_ops, raw, mesh_ops._wrapped(
-                getattr(tf.raw_ops, raw), fixed, mesh_of_trace))
         _installed = True
 
 
