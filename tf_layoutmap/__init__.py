@@ -23,18 +23,18 @@ _HOMES = {
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
     "serving_embedding_lookup":
         "tf_layoutmap.embedding.serving:serving_embedding_lookup",
-    "inspect_ids": "tf_layoutmap.embedding.inspection:inspect_ids",
+    "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
-    "optimizers": "tf_layoutmap.embedding.host_optimizers",
+    "optimizers": "tf_layoutmap.embedding.optimizers",
     "partitioners": "tf_layoutmap.partition.partitioners",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "distribution": "tf_layoutmap.distribution",
     "layout": "tf_layoutmap.layout",
     "layout_map_scope":
         "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
-    "visualize_layout": "tf_layoutmap.layout.drawing:visualize_layout",
+    "visualize_layout": "tf_layoutmap.layout.visualize:visualize_layout",
     "describe_process": "tf_layoutmap.process_report:describe_process",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)

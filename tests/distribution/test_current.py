@@ -10,7 +10,7 @@ import tf_layoutmap as tlm
 from tests.layout import twins
 from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap import distribution as ours
-from tf_layoutmap.layout.mesh_variable import MeshVariable
+from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 CPUS = [f"cpu:{i}" for i in range(4)]
 

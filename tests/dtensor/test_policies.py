@@ -14,7 +14,7 @@ import tests.strategies  # noqa: F401  splits the CPU before the first op
 from tests.dtensor.test_sharded_rows import on_mesh, to_numpy
 from tests.layout import twins
 from tf_layoutmap import dtensor as tlm_dtensor
-from tf_layoutmap.layout.refusals import UnsupportedByDTensorError
+from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -1,11 +1,12 @@
-"""tf_layoutmap.embedding.build_shapes: the shapes that `build` is told."""
+"""tf_layoutmap.embedding.step.build_shapes: the shapes that `build` is told."""
 
 import collections
 
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap.embedding import build_shapes, config
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import build_shapes
 
 FEATURES = [config.FeatureSpec(name, 0, length)
             for name, length in (("a", 0), ("b", 3), ("c", 0))]

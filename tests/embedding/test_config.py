@@ -1,9 +1,10 @@
-"""tf_layoutmap.embedding.config: TF's configs become frozen specs."""
+"""tf_layoutmap.embedding.spec.config: TF's configs become frozen specs."""
 
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap.embedding import config, structure
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import structure
 
 tpu = tf.tpu.experimental.embedding
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from rich import console
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding import id_counts
+from tf_layoutmap.embedding.inspection import id_counts
 
 tpu = tf.tpu.experimental.embedding
 

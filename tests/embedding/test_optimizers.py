@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.optimizers: TPU optimizer objects become specs."""
+"""embedding.spec.optimizer_specs: TPU optimizer objects become specs."""
 
 import functools
 import math
@@ -7,24 +7,24 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap.embedding import optimizers
+from tf_layoutmap.embedding.spec import optimizer_specs
 
 tpu = tf.tpu.experimental.embedding
 
 
 def read(optimizer):
-    return optimizers.read_optimizer(optimizer, table="words")
+    return optimizer_specs.read_optimizer(optimizer, table="words")
 
 
 def test_sgd_has_a_learning_rate_and_no_slot():
-    assert read(tpu.SGD(0.25)) == optimizers.OptimizerSpec("sgd", 0.25)
+    assert read(tpu.SGD(0.25)) == optimizer_specs.OptimizerSpec("sgd", 0.25)
 
 
 def test_adagrad_has_accumulators_with_its_initial_value():
     spec = read(tpu.Adagrad(0.5, initial_accumulator_value=0.25))
     assert spec.name == "adagrad"
     assert spec.learning_rate == 0.5
-    assert spec.slots == (optimizers.SlotSpec("accumulators", 0.25),)
+    assert spec.slots == (optimizer_specs.SlotSpec("accumulators", 0.25),)
 
 
 def test_no_optimizer_stays_none():

@@ -1,9 +1,9 @@
-"""tf_layoutmap.embedding.structure: nests and their paths."""
+"""tf_layoutmap.embedding.step.structure: nests and their paths."""
 
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap.embedding import structure
+from tf_layoutmap.embedding.step import structure
 
 
 def test_paths_stand_in_flatten_order():

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.tables: variables of tables and slots."""
+"""tf_layoutmap.embedding.variables.tables: variables of tables and slots."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,9 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import strategies
-from tf_layoutmap.embedding import config, structure, tables
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import structure
+from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.partition import FixedShardsPartitioner
 from tf_layoutmap.sharded import ShardedVariable
 

@@ -11,7 +11,7 @@ from tensorflow.python.tpu import tpu_embedding_v2
 import tf_layoutmap as tlm
 from tests import strategies
 from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding.tpu_engine import tables as tpu_tables
+from tf_layoutmap.embedding.tpu import tables as tpu_tables
 
 tpu = tf.tpu.experimental.embedding
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.reference import dense_reference
-from tf_layoutmap.embedding import host_optimizers, tpu_embedding
+from tf_layoutmap.embedding import optimizers, tpu_embedding
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
@@ -35,7 +35,7 @@ class Table:
         elif kind == "adagrad":
             optimizer = tpu.Adagrad(rate, initial_accumulator_value=rest[0])
         else:
-            home = tpu if hasattr(tpu, kind) else host_optimizers
+            home = tpu if hasattr(tpu, kind) else optimizers
             optimizer = getattr(home, kind)(rate, **rest[0])
         rows = self.starting_rows()
 

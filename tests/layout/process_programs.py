@@ -25,7 +25,7 @@ if __name__ == "__main__":
 import tf_layoutmap as tlm
 from tests.layout import twins
 from tf_layoutmap import _tf_private, distribution
-from tf_layoutmap.layout import process_messages
+from tf_layoutmap.layout.processes import messages as process_messages
 
 dtensor = tf.experimental.dtensor
 

@@ -8,8 +8,9 @@ import tensorflow as tf
 from tests.layout import twins
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.dtensor import sharded_rows
-from tf_layoutmap.layout import divided_rows, host_values
-from tf_layoutmap.layout.keras_hooks import install
+from tf_layoutmap.layout.keras3 import embedding_rows
+from tf_layoutmap.layout.keras3.patches import install
+from tf_layoutmap.layout.mesh import trace_context, transfer
 
 dtensor = tf.experimental.dtensor
 ROWS = ("model", None)
@@ -74,9 +75,9 @@ def test_no_operation_of_a_step_has_the_size_of_the_table(make):
         weights = meshed.trainable_weights
         meshed.optimizer.apply(tape.gradient(loss, weights), weights)
 
-    batch = [host_values.to_mesh(v[:8], dtensor.Layout.replicated(
+    batch = [transfer.to_mesh(v[:8], dtensor.Layout.replicated(
         table.mesh, v.ndim)) for v in (IDS, twins.LABELS)]
-    with host_values.default_mesh(table.mesh):
+    with trace_context.default_mesh(table.mesh):
         graph = step.get_concrete_function(*batch).graph
     large = [op.name for op in graph.get_operations() for out in op.outputs
              if out.dtype != tf.resource and out.shape.rank and
@@ -105,9 +106,9 @@ def test_its_lookup_and_its_sgd_go_through_our_kernels(monkeypatch):
 
 def test_columns_that_are_divided_are_left_to_dtensor():
     meshed = twins.on_mesh(model, {"e.embeddings": (None, "model")})
-    assert divided_rows.axis_of(meshed.get_layer("e").embeddings) is None
+    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) is None
     meshed = twins.on_mesh(model, {"e.embeddings": ROWS})
-    assert divided_rows.axis_of(meshed.get_layer("e").embeddings) == "model"
+    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) == "model"
 
 
 def test_an_id_outside_the_table_is_an_error():
@@ -128,7 +129,7 @@ def test_gather_takes_rows_of_a_divided_tensor():
     rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     ids = np.array([7, 0, 0, 4, 3])
     run = tf.function(
-        lambda t, i: divided_rows.gather(t, i, mesh, "model"))
-    found = run(host_values.to_mesh(rows, layout_of(mesh, *ROWS)),
-                host_values.to_mesh(ids, layout_of(mesh, None)))
-    np.testing.assert_array_equal(host_values.to_host(found), rows[ids])
+        lambda t, i: embedding_rows.gather(t, i, mesh, "model"))
+    found = run(transfer.to_mesh(rows, layout_of(mesh, *ROWS)),
+                transfer.to_mesh(ids, layout_of(mesh, None)))
+    np.testing.assert_array_equal(transfer.to_host(found), rows[ids])

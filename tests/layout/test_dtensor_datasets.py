@@ -9,14 +9,15 @@ import pytest
 import tensorflow as tf
 
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout import host_values, keras_hooks
+from tf_layoutmap.layout.keras3 import patches as keras3_patches
+from tf_layoutmap.layout.mesh import transfer
 
 dtensor = tf.experimental.dtensor
 ROWS = np.arange(64, dtype=np.float32).reshape(32, 2)
 
 
 def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
-    keras_hooks.install()
+    keras3_patches.install()
     return dtensor.DTensorDataset(
         data, mesh=mesh, layouts=layout_of(mesh, batch_dim, None),
         global_batch_size=size, batch_dim=batch_dim,
@@ -40,7 +41,7 @@ def test_every_batch_comes_once_and_in_order_each_epoch(sizes, batch_dim):
                 drop_remainder=True)
         dataset = dataset_of(data, mesh, batch_dim, batched, size)
         for _ in range(2):
-            batches = [host_values.to_host(batch) for batch in dataset]
+            batches = [transfer.to_host(batch) for batch in dataset]
             assert [batch.shape for batch in batches] == [
                 (size, 2)] * (32 // size)
             np.testing.assert_array_equal(np.concatenate(batches), ROWS)
@@ -53,7 +54,7 @@ def test_a_rest_is_dropped_and_the_mesh_goes_on():
     assert len(list(dataset)) == 3
     ones = dtensor.call_with_layout(
         tf.ones, layout_of(mesh, "batch"), shape=[4])
-    np.testing.assert_array_equal(host_values.to_host(ones), np.ones(4))
+    np.testing.assert_array_equal(transfer.to_host(ones), np.ones(4))
 
 
 def test_data_without_an_end_goes_on():
@@ -62,7 +63,7 @@ def test_data_without_an_end_goes_on():
     batches = iter(dataset)
     for _ in range(9):
         last = next(batches)
-    np.testing.assert_array_equal(host_values.to_host(last), ROWS[:8])
+    np.testing.assert_array_equal(transfer.to_host(last), ROWS[:8])
 
 
 def test_an_asserted_length_is_enough():
@@ -101,4 +102,4 @@ def test_a_function_may_ask_for_batches():
         return 2 * next(iterator)
 
     np.testing.assert_array_equal(
-        host_values.to_host(double(batches)), 2 * ROWS[:8])
+        transfer.to_host(double(batches)), 2 * ROWS[:8])

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_layoutmap.layout import fit_checks
+from tf_layoutmap.layout.mesh import shard_shapes
 
 MESH = {"batch": 2, "model": 4}
 
 
 def test_a_layout_that_fits_has_no_problems():
-    assert fit_checks.fit_problems((None, "model"), (3, 8), MESH) == []
-    assert fit_checks.fit_problems((), (), MESH) == []
+    assert shard_shapes.fit_problems((None, "model"), (3, 8), MESH) == []
+    assert shard_shapes.fit_problems((), (), MESH) == []
 
 
 @pytest.mark.parametrize(("axes", "shape", "words"), [
@@ -25,7 +25,7 @@ def test_a_layout_that_fits_has_no_problems():
                             r"\('model',\)"),
 ])
 def test_each_problem_is_named(axes, shape, words):
-    problems = fit_checks.fit_problems(axes, shape, MESH)
+    problems = shard_shapes.fit_problems(axes, shape, MESH)
     assert len(problems) == 1
     pytest.raises(ValueError, _raise, problems[0]).match(words)
 
@@ -43,7 +43,7 @@ def test_shards_cover_a_tensor_and_no_element_twice(rows, columns, axes):
     used = [a for a in axes if a]
     for place in itertools.product(*(range(MESH[a]) for a in used)):
         location = {"batch": 0, "model": 0, **dict(zip(used, place))}
-        slices = fit_checks.shard_slices(axes, shape, MESH, location)
+        slices = shard_shapes.shard_slices(axes, shape, MESH, location)
         seen[slices] += 1
-        assert seen[slices].shape == fit_checks.local_shape(axes, shape, MESH)
+        assert seen[slices].shape == shard_shapes.local_shape(axes, shape, MESH)
     assert (seen == 1).all()

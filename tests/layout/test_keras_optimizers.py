@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.layout import test_keras_layers, twins
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
-from tf_layoutmap.layout.mesh_variable import MeshVariable
+from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 O = keras.optimizers  # noqa: E741 - a table of optimizers follows.
 dtensor = tf.experimental.dtensor

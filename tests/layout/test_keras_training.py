@@ -8,8 +8,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout import twins
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout.mesh_variable import MeshVariable
-from tf_layoutmap.layout.refusals import UnsupportedByDTensorError
+from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
 dtensor = tf.experimental.dtensor
 X, Y = twins.FEATURES, twins.LABELS

@@ -2,7 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_layoutmap.layout.key_matching import Match, PatternTable, refuse_two
+from tf_layoutmap.layout.plan.key_matching import (
+    Match,
+    PatternTable,
+    refuse_two,
+)
 
 
 def test_an_equal_pattern_beats_an_earlier_one_that_matches():

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import axes_of, layout_of, mesh_of
-from tf_layoutmap.layout.mesh_variable import MeshVariable
+from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 dtensor = tf.experimental.dtensor
 

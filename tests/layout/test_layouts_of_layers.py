@@ -9,7 +9,7 @@ import pytest
 
 from tests.layout import layouts_of_layers
 from tests.layout.test_agreement import EXPLORE
-from tf_layoutmap.layout.refusals import UnsupportedByDTensorError
+from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
 FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 # DTensor has no rule for a divided kernel: refused, by name.

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tests.layout import twins
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout import host_values, to_host, to_mesh
+from tf_layoutmap.layout import to_host, to_mesh
+from tf_layoutmap.layout.mesh import trace_context
 
 dtensor = tf.experimental.dtensor
 
@@ -77,7 +78,7 @@ def test_a_plain_model_is_called_as_ever(pair):
 
 def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
     with pytest.raises(KeyError, match="mine"):
-        with host_values.default_mesh(mesh):
+        with trace_context.default_mesh(mesh):
             raise KeyError("mine")
     assert dtensor.get_default_mesh() is None
     assert not dtensor.is_dtensor(tf.constant(1.0))
@@ -86,7 +87,7 @@ def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 1), (4, 3, -2)])
 def test_eye_in_a_step_on_a_mesh(mesh, shape):
     ours = tf.function(lambda: keras.ops.eye(*shape, dtype="int32"))
-    with host_values.default_mesh(mesh):
+    with trace_context.default_mesh(mesh):
         got = to_host(ours())
     np.testing.assert_array_equal(got, np.eye(*shape, dtype=np.int32))
 

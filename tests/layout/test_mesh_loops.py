@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
-from tf_layoutmap.layout.refusals import UnsupportedByDTensorError
+from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
 MESH = mesh_of(batch=2, model=2)
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)

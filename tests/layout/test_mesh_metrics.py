@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tests.layout import twins
 from tests.layout.meshes import mesh_of
-from tf_layoutmap.layout import host_values
-from tf_layoutmap.layout.keras_hooks import install
+from tf_layoutmap.layout.keras3.patches import install
+from tf_layoutmap.layout.mesh import trace_context, transfer
 
 dtensor = tf.experimental.dtensor
 M = keras.metrics
@@ -210,13 +210,13 @@ def on_mesh(function, *arguments):
     """`function` in a function for a mesh, and what comes out as arrays."""
     install()
     mesh = mesh_of(batch=2, model=2)
-    arguments = [host_values.to_mesh(a, dtensor.Layout.batch_sharded(
+    arguments = [transfer.to_mesh(a, dtensor.Layout.batch_sharded(
         mesh, "batch", np.ndim(a))) for a in arguments]
-    with host_values.default_mesh(mesh):
+    with trace_context.default_mesh(mesh):
         eager = function(*arguments)
         traced = tf.function(function, autograph=False)(*arguments)
-    np.testing.assert_array_equal(*map(host_values.to_host, (eager, traced)))
-    return host_values.to_host(traced)
+    np.testing.assert_array_equal(*map(transfer.to_host, (eager, traced)))
+    return transfer.to_host(traced)
 
 
 @pytest.mark.parametrize("axis", [None, 0, -1, (0, 2)])
@@ -247,13 +247,13 @@ def test_scatter_equals_numpy_with_repeated_cells():
 def test_scatter_outside_the_shape_is_an_error(bad):
     install()
     mesh = mesh_of(batch=2)
-    indices = host_values.to_mesh(
+    indices = transfer.to_mesh(
         np.array([[0, 0], bad]), dtensor.Layout.replicated(mesh, 2))
-    values = host_values.to_mesh(
+    values = transfer.to_mesh(
         np.ones(2, np.float32), dtensor.Layout.replicated(mesh, 1))
 
     # Not in a function: after an error in one, DTensor fails what comes next.
-    with host_values.default_mesh(mesh), pytest.raises(
+    with trace_context.default_mesh(mesh), pytest.raises(
             ValueError, match="inside the shape"):
         keras.ops.scatter(indices, values, (3, 4))
 

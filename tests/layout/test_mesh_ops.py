@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout import default_mesh, pinning, to_host, to_mesh
+from tf_layoutmap.layout import default_mesh, to_host, to_mesh
+from tf_layoutmap.layout.mesh import pinning
 
 dtensor = tf.experimental.dtensor
 

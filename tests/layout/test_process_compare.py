@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_layoutmap.layout import process_compare as compare
+from tf_layoutmap.layout.processes import compare
 
 
 def message(**changes):

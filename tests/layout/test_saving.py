@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout import twins
 from tests.layout.meshes import axes_of, mesh_of
-from tf_layoutmap.layout.mesh_variable import MeshVariable
+from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 X, Y = twins.FEATURES, twins.LABELS
 # Where it is written and where it is read: no mesh, or the axes of one.

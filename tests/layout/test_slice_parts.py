@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap.layout.slice_parts import (
+from tf_layoutmap.layout.tf_ops.slice_parts import (
     arguments,
     counted_from_the_front,
     written_out,

@@ -9,9 +9,9 @@ import pytest
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import mesh_of
-from tf_layoutmap.layout import switches
+from tf_layoutmap.layout import self_check
 
-PASS, GROUP_SIZE, ALL_TO_ALL = switches.SAFE
+PASS, GROUP_SIZE, ALL_TO_ALL = self_check.SAFE
 
 PROGRAM = """
     import os
@@ -45,7 +45,7 @@ dtensor.relayout(dtensor.relayout(whole, first), second)
 
 
 def run(before="", after="", **environment):
-    clean = {k: v for k, v in os.environ.items() if k not in switches.SAFE}
+    clean = {k: v for k, v in os.environ.items() if k not in self_check.SAFE}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM).format(
             before=before, after=after)],
@@ -56,9 +56,10 @@ def run(before="", after="", **environment):
 
 
 def test_this_process_is_safe():
-    assert switches.self_check(mesh_of(batch=2, model=2)).startswith("ok: 4 of")
+    found = self_check.self_check(mesh_of(batch=2, model=2))
+    assert found.startswith("ok: 4 of")
     assert tlm.layout.self_check().startswith("ok")
-    assert "one device" in switches.self_check(mesh_of(batch=1))
+    assert "one device" in self_check.self_check(mesh_of(batch=1))
 
 
 def test_a_process_that_compiled_first_is_refused_by_trial():
@@ -82,7 +83,7 @@ def test_a_process_that_asks_for_the_pass_is_refused_by_name():
     assert f"{PASS} must be '0'" in scope and "Received: '1'" in scope
 
 
-@pytest.mark.parametrize("name", switches.SAFE)
+@pytest.mark.parametrize("name", self_check.SAFE)
 def test_a_switch_that_was_changed_is_refused_at_the_scope(monkeypatch, name):
     monkeypatch.setenv(name, "7")
     with pytest.raises(RuntimeError, match=f"{name} must be"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests import strategies  # noqa: F401 (splits the CPU, before any op)
-from tf_layoutmap.sharded import parts
+from tf_layoutmap.sharded.routing import parts
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tests.sharded.tables import make_table
-from tf_layoutmap.sharded import ShardedVariable, checkpoint
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.saving import checkpoint
 
 TensorFlowsOwn = tf.__internal__.distribute.ShardedVariable
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from benchmarks import peak_memory
 from tests.sharded import restore_program
 from tests.sharded.tables import cuts, placed
-from tf_layoutmap.sharded import ShardedVariable, blocks
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.saving import blocks
 
 TensorFlowsOwn = tf.__internal__.distribute.ShardedVariable
 DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype, np.int64,

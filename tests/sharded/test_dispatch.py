@@ -97,7 +97,7 @@ def test_wrong_kinds_are_refused(values):
 
 def test_an_eager_lookup_does_not_join_the_shards(values, monkeypatch):
     table = make_table(values, [4, 6])
-    from tf_layoutmap.sharded import indexing
+    from tf_layoutmap.sharded.access import indexing
     monkeypatch.setattr(indexing, "dense", None)
     for lookup in (tf.gather, tf.nn.embedding_lookup):
         np.testing.assert_array_equal(lookup(table, [9]), values[[9]])

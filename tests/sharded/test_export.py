@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tests.sharded.tables import make_table, placed
-from tf_layoutmap.sharded import elements, routing
+from tf_layoutmap.sharded.access import elements
+from tf_layoutmap.sharded.routing import routing
 
 IDS = tf.TensorSpec([None], tf.int32)
 ROWS = tf.TensorSpec([None, 2], tf.float32)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.sharded.tables import make_table
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import ShardedVariable, parts, routing
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.routing import parts, routing
 
 outside = pytest.mark.parametrize("bad_id", [-1, 10, -(2**31), 2**31 - 1])
 

@@ -4,20 +4,20 @@ from tf_layoutmap import _lazy
 
 _HOMES = {
     "DataParallel": "tf_layoutmap.distribution.parallel:DataParallel",
-    "DeviceMesh": "tf_layoutmap.layout.device_mesh:DeviceMesh",
+    "DeviceMesh": "tf_layoutmap.layout.mesh.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.distribution.layout_map:LayoutMap",
     "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
-    "TensorLayout": "tf_layoutmap.layout.tensor_layout:TensorLayout",
+    "TensorLayout": "tf_layoutmap.layout.mesh.tensor_layout:TensorLayout",
     "distribute_tensor":
         "tf_layoutmap.distribution.distribute_tensor:distribute_tensor",
-    "distribution": "tf_layoutmap.distribution.current:distribution",
+    "distribution": "tf_layoutmap.distribution.state:distribution",
     "get_device_count":
         "tf_layoutmap.distribution.processes:get_device_count",
     "initialize": "tf_layoutmap.distribution.processes:initialize",
-    "list_devices": "tf_layoutmap.layout.device_mesh:list_devices",
+    "list_devices": "tf_layoutmap.layout.mesh.device_mesh:list_devices",
     "set_distribution": "tf_layoutmap.distribution.current:set_distribution",
     "set_process_checks":
-        "tf_layoutmap.layout.process_checks:set_process_checks",
+        "tf_layoutmap.layout.processes.checks:set_process_checks",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 __all__ = list(_HOMES)

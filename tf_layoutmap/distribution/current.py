@@ -1,22 +1,11 @@
-"""The distribution that a thread has set, as keras.distribution has one."""
+"""Setting the distribution of a thread, as keras.distribution does."""
 
-import threading
 from typing import Any
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout import mesh_home
-
-_current = threading.local()
-
-
-def distribution() -> Any:
-    """Returns the distribution of this thread, set or in scope, or None."""
-    return getattr(_current, "value", None)
-
-
-def note(value: Any) -> None:
-    """Makes `distribution` return `value`."""
-    _current.value = value
+from tf_layoutmap.distribution import state
+from tf_layoutmap.distribution.parallel import ModelParallel
+from tf_layoutmap.layout.keras3 import context as mesh_context
 
 
 def set_distribution(value: Any) -> None:
@@ -42,8 +31,6 @@ def set_distribution(value: Any) -> None:
       TypeError: It is none of them.
       RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
     """
-    from tf_layoutmap.distribution.parallel import ModelParallel
-
     if type(value).__module__.startswith("keras."):
         name = type(value).__name__
         raise TypeError(
@@ -52,5 +39,5 @@ def set_distribution(value: Any) -> None:
     if value is not None:
         _checks.check_type("value", value, ModelParallel,
                            "a ModelParallel, a DataParallel or None")
-    mesh_home.set_standing_home(None if value is None else value.home())
-    note(value)
+    mesh_context.set_standing_home(None if value is None else value.home())
+    state.note(value)

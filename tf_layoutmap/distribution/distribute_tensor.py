@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout import host_values
-from tf_layoutmap.layout.tensor_layout import TensorLayout
+from tf_layoutmap.layout.mesh import pinning, transfer
+from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
 
@@ -46,8 +46,8 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):
         tensor = tensor.read_value()
-    if not host_values.on_mesh(tensor) or (
+    if not pinning.on_mesh(tensor) or (
             dtensor.fetch_layout(tensor).mesh != layout.mesh):
-        return host_values.to_mesh(tensor, layout)
-    host_values.check_fits(layout, tensor.shape)
+        return transfer.to_mesh(tensor, layout)
+    transfer.check_fits(layout, tensor.shape)
     return dtensor.relayout(tensor, layout)

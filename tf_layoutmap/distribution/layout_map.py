@@ -3,8 +3,9 @@
 from typing import Any
 
 from tf_layoutmap.layout import layout_map
-from tf_layoutmap.layout.device_mesh import to_dtensor_mesh
-from tf_layoutmap.layout.tensor_layout import TensorLayout
+from tf_layoutmap.layout.mesh.device_mesh import to_dtensor_mesh
+from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
+from tf_layoutmap.layout.plan import layout_table
 
 
 class LayoutMap(layout_map.LayoutMap):
@@ -52,7 +53,7 @@ class LayoutMap(layout_map.LayoutMap):
             # keras.distribution.TensorLayout, by its two attributes.
             if not (hasattr(layout, "axes") and
                     hasattr(layout, "device_mesh")):
-                raise layout_map.LayoutTypeError(
+                raise layout_table.LayoutTypeError(
                     f"{layout!r} should be a TensorLayout or a tuple of axis "
                     f"names, got {type(layout).__name__} (key {key!r}).")
             layout = TensorLayout(layout.axes, layout.device_mesh)

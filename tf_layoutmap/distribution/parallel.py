@@ -9,20 +9,20 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap.distribution import current
+from tf_layoutmap.distribution import state
 from tf_layoutmap.distribution.layout_map import LayoutMap
-from tf_layoutmap.layout.device_mesh import (
-    DeviceMesh,
-    list_devices,
-    to_dtensor_mesh,
-)
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
-from tf_layoutmap.layout.layout_map import axes_of_layout
 from tf_layoutmap.layout.layout_map_scope import (
     layout_map_scope,
     prepared_home,
 )
-from tf_layoutmap.layout.tensor_layout import TensorLayout
+from tf_layoutmap.layout.mesh.device_mesh import (
+    DeviceMesh,
+    list_devices,
+    to_dtensor_mesh,
+)
+from tf_layoutmap.layout.mesh.layouts import axes_of_layout
+from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
 
@@ -152,15 +152,15 @@ class ModelParallel:
     @contextlib.contextmanager
     def scope(self) -> Iterator[AnyLayoutMap]:
         """The scope under which models are made."""
-        before = current.distribution()
+        before = state.distribution()
         with layout_map_scope(
                 self._layout_map, init=self._init,
                 batch_dim=self._batch_dim_name) as layout_map:
-            current.note(self)
+            state.note(self)
             try:
                 yield layout_map
             finally:
-                current.note(before)
+                state.note(before)
 
 
 class DataParallel(ModelParallel):

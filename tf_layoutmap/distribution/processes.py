@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout.device_mesh import list_devices
+from tf_layoutmap.layout.mesh.device_mesh import list_devices
 
 dtensor = tf.experimental.dtensor
 

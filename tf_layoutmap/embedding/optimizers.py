@@ -1,147 +1,150 @@
-"""Reads TensorFlow's TPU optimizer objects into frozen specs.
+"""Optimizers that only the host engine has.
 
-Pure: the objects are read by their attributes, TensorFlow is not imported.
-A setting the engine does not carry out is refused here, never ignored:
-training with another rule than the one asked for would only show in the
-numbers.
+They stand where TensorFlow's TPU optimizers do: as the `optimizer` of a
+`TPUEmbedding` or of a `TableConfig`. A TPU cannot carry them out.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
-from tf_layoutmap.embedding.optimizer_settings import (
-    READERS,
-    Settings,
-    SlotSpec,
-    read_modifiers,
-)
-
-# What a TPU optimizer has and a Keras optimizer of the same class name lacks.
-_MARKS = ("learning_rate", "use_gradient_accumulation", "clip_weight_min",
-          "clip_gradient_min", "weight_decay_factor")
+LearningRate = float | Callable[[], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizerSpec:
-    """One update rule, as the engine knows it.
+class HostOptimizer:
+    """What these optimizers have in common: the options around a rule.
 
-    Attributes:
-      name: The engine's name of the rule, as `"adagrad_momentum"`.
-      learning_rate: A finite number of at least 0, or a callable without
-        arguments that gives one.
-      slots: The slot variables, in the order the engine takes them.
-      constants: What follows the learning rate in the hyperparameters: those
-        of the rule, then all modifiers if there are any.
+    The attributes are those of TensorFlow's TPU optimizers.
     """
 
-    name: str
-    learning_rate: float | Callable[[], Any]
-    slots: tuple[SlotSpec, ...] = ()
-    constants: tuple[float, ...] = ()
+    slot_variable_creation_fn = None  # The engine creates them.
 
-    @property
-    def has_dynamic_rate(self) -> bool:
-        """Whether the learning rate is asked for at every update."""
-        return callable(self.learning_rate)
+    def __init__(
+        self, learning_rate: LearningRate, *,
+        use_gradient_accumulation: bool = True,
+        clip_weight_min: float | None = None,
+        clip_weight_max: float | None = None,
+        weight_decay_factor: float | None = None,
+        multiply_weight_decay_factor_by_learning_rate: bool | None = None,
+        clipvalue: float | tuple[float | None, float | None] | None = None,
+    ):
+        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+
+        Args:
+          learning_rate: A number, or a callable without arguments.
+          use_gradient_accumulation: False: one step per looked-up id instead
+            of one for their sum.
+          clip_weight_min: The lowest value of a row after its step.
+          clip_weight_max: The highest.
+          weight_decay_factor: After the rule, `p -= factor * p`.
+          multiply_weight_decay_factor_by_learning_rate: Whether the factor is
+            times the learning rate.
+          clipvalue: What each value of the summed gradient is clipped to:
+            `(low, high)`, or one number for both sides.
+        """
+        self.learning_rate = learning_rate
+        self.use_gradient_accumulation = use_gradient_accumulation
+        self.clip_weight_min = clip_weight_min
+        self.clip_weight_max = clip_weight_max
+        self.weight_decay_factor = weight_decay_factor
+        self.multiply_weight_decay_factor_by_learning_rate = (
+            multiply_weight_decay_factor_by_learning_rate)
+        if isinstance(clipvalue, tuple):
+            self.clip_gradient_min, self.clip_gradient_max = clipvalue
+        elif clipvalue is None:
+            self.clip_gradient_min = self.clip_gradient_max = None
+        else:
+            self.clip_gradient_min = -clipvalue
+            self.clip_gradient_max = clipvalue
 
 
-def read_optimizer(
-    optimizer: Any, *, table: str, takes_slot_fn: bool = False,
-) -> OptimizerSpec | None:
-    """Reads one `tf.tpu.experimental.embedding` optimizer.
+class RowwiseAdagrad(HostOptimizer):
+    """Adagrad with one accumulator per row instead of one per value.
 
-    Args:
-      optimizer: An instance of `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or
-        `FTRL`, or of one of `host_optimizers`, or None. Never changed.
-      table: Name of the table it is for, used in errors.
-      takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
+    The slot variable `accumulators` is `[num_rows, 1]`, so a table takes
+    `1 / dim` of Adagrad's memory on top. For each row that a step looked up,
+    with `g` the sum of its gradients:
 
-    Returns:
-      The frozen rule; None for None.
+        a += mean(g**2)
+        p -= learning_rate / (sqrt(a) + epsilon) * g
 
-    Raises:
-      ValueError: If the class is not a TPU optimizer, or one of its settings
-        is invalid or not carried out by the engine.
+    as DLRM's `RWSAdagrad` and FBGEMM's `EXACT_ROWWISE_ADAGRAD` have it
+    (Mudigere et al., "Software-Hardware Co-design for Fast and Scalable
+    Training of Deep Learning Recommendation Models", arXiv 2104.05158).
+
+    >>> import tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> words = tf.tpu.experimental.embedding.TableConfig(
+    ...     4, 2, tf.ones, tlm.optimizers.RowwiseAdagrad(0.5), "sum", "words")
+    >>> embedding = tlm.TPUEmbedding(
+    ...     tf.tpu.experimental.embedding.FeatureConfig(words), None)
+    >>> embedding.enqueue(tf.constant([1]))
+    >>> embedding.apply_gradients(tf.ones_like(embedding.dequeue()))
+    >>> embedding.embedding_tables[words].numpy()[:2].tolist()
+    [[1.0, 1.0], [0.5, 0.5]]
     """
-    if optimizer is None:
-        return None
-    kind = type(optimizer).__name__
-    where = f"(table {table!r})"
-    if not all(hasattr(optimizer, mark) for mark in _MARKS):
-        raise ValueError(
-            f"{type(optimizer)} is an unsupported optimizer class; pass an "
-            "instance of a class of tf.tpu.experimental.embedding, such as "
-            f"SGD or Adagrad {where}.")
-    reader = READERS.get(kind)
-    if reader is None:
-        raise ValueError(
-            f"The host engine supports the optimizers {sorted(READERS)}. "
-            f"Received: {kind} {where}.")
-    if not takes_slot_fn and getattr(
-            optimizer, "slot_variable_creation_fn", None) is not None:
-        raise ValueError(
-            "The host engine creates slot variables itself, with the shards "
-            f"of their table; `slot_variable_creation_fn` of {kind} must be "
-            f"None. Received: {optimizer.slot_variable_creation_fn!r} "
-            f"{where}.")
-    settings = Settings(optimizer, where)
-    rate = _read_learning_rate(optimizer, where)
-    name, slots, constants = reader(settings)
-    spec = OptimizerSpec(
-        name, rate, slots, constants + read_modifiers(settings))
-    _check_combinations(optimizer, spec, where)
-    return spec
+
+    def __init__(
+        self, learning_rate: LearningRate = 0.001,
+        initial_accumulator_value: float = 0.0, epsilon: float = 1e-8,
+        **options: Any,
+    ):
+        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+
+        Args:
+          learning_rate: A number, or a callable without arguments.
+          initial_accumulator_value: What `accumulators` start with, at least
+            0.
+          epsilon: Added to the root, above 0.
+          **options: Those of `HostOptimizer`: `clipvalue`,
+            `weight_decay_factor` and the others of TensorFlow's optimizers.
+        """
+        super().__init__(learning_rate, **options)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
 
 
-def _check_combinations(optimizer: Any, spec: OptimizerSpec, where: str):
-    """Raises for settings that are fine alone and not together."""
-    if spec.name == "adam" and not optimizer.lazy_adam and (
-            not optimizer.use_gradient_accumulation):
-        raise ValueError(
-            "Adam with lazy_adam=False moves each row once per step, so it "
-            "must have use_gradient_accumulation=True. Received: "
-            f"use_gradient_accumulation=False {where}.")
-    if spec.name == "ftrl" and spec.learning_rate == 0 and (
-            not optimizer.multiply_linear_by_learning_rate):
-        raise ValueError(
-            "FTRL divides by its learning rate, which must be above 0 unless "
-            "multiply_linear_by_learning_rate=True. Received: "
-            f"learning_rate={spec.learning_rate} {where}.")
+class LAMB(HostOptimizer):
+    """LAMB (You et al., "Large Batch Optimization for Deep Learning", ICLR
+    2020, arXiv 1904.00962, algorithm 2), with each row as a layer of its own.
 
+    The slot variables are `momenta` and `velocities` like the table, and
+    `steps`, `[num_rows, 1]`: how often each row was updated. A row that a step
+    looked up does with its gradient `g` what LAMB does with a layer that has
+    seen that row's steps only:
 
-def _read_learning_rate(optimizer: Any, where: str):
-    rate = optimizer.learning_rate
-    if callable(rate):
-        _check_takes_no_arguments(rate, where)
-        return rate
-    if isinstance(rate, bool) or not isinstance(rate, numbers.Real):
-        raise ValueError(
-            "A learning rate must be a number or a callable without "
-            f"arguments. Received: learning_rate={rate!r} {where}.")
-    if not math.isfinite(rate) or rate < 0:
-        raise ValueError(
-            "A learning rate must be finite and at least 0. "
-            f"Received: learning_rate={rate!r} {where}.")
-    return float(rate)
+        t += 1
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g**2
+        m_hat, v_hat = m / (1 - beta_1**t), v / (1 - beta_2**t)
+        r = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * p
+        p -= learning_rate * norm(p) / norm(r) * r
 
+    The ratio of the norms is 1 where one of them is 0, and is not clipped. So
+    a row moves by `learning_rate` of its own length.
+    """
 
-def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
-    """Raises for a schedule that wants a step: nobody would pass it one."""
-    try:
-        signature = inspect.signature(rate)
-    except (TypeError, ValueError):  # Built-ins may have none.
-        return
-    try:
-        signature.bind()
-    except TypeError as error:
-        raise ValueError(
-            "A dynamic learning rate must be a callable without arguments; "
-            "wrap a schedule as `lambda: schedule(step_variable)`. Received: "
-            f"learning_rate={rate!r}, which takes {signature} {where}."
-        ) from error
+    def __init__(
+        self, learning_rate: LearningRate = 0.001, beta_1: float = 0.9,
+        beta_2: float = 0.999, epsilon: float = 1e-6,
+        weight_decay: float = 0.0, **options: Any,
+    ):
+        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+
+        Args:
+          learning_rate: A number, or a callable without arguments.
+          beta_1: Decay of the momenta, at least 0 and below 1.
+          beta_2: Decay of the velocities, at least 0 and below 1.
+          epsilon: Added to the root, above 0.
+          weight_decay: The paper's lambda: it is inside the norm, so it turns
+            the step and does not lengthen it. `weight_decay_factor` decays
+            the row after the step instead.
+          **options: Those of `HostOptimizer`: `clipvalue`,
+            `weight_decay_factor` and the others of TensorFlow's optimizers.
+        """
+        super().__init__(learning_rate, **options)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.weight_decay = weight_decay

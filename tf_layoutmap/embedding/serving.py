@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import config, places, ragged_ids, structure
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import feature_inputs, sample_places, structure
 
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
@@ -147,13 +148,13 @@ def _lookup(feature, table, rows, value, weight, out_of_range):
 
 def _read(feature, value, weight):
     """The input, ragged samples laid out over the places of a shape."""
-    found = ragged_ids.read_feature(feature, value, weight)
+    found = feature_inputs.read_feature(feature, value, weight)
     shape = feature.output_shape
     if not isinstance(value, tf.RaggedTensor) or shape is None:
         return found
     if len(shape) == 1 and None in (shape[0], found.static_num_samples):
         return found
-    return places.fill(feature, found, shape)
+    return sample_places.fill(feature, found, shape)
 
 
 def _in_shape(feature, table, found, activations):

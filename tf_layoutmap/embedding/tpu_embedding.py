@@ -10,21 +10,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import (
-    config,
-    engine_choice,
-    host_backend,
-    replicas,
-    structure,
-    tables,
-)
-from tf_layoutmap.embedding import table_dtypes as dtypes
-from tf_layoutmap.embedding.checkpoint_hooks import CheckpointHooks
-from tf_layoutmap.embedding.embedding_state import EmbeddingState
-from tf_layoutmap.embedding.step_verbs import StepVerbs
-from tf_layoutmap.embedding.table_access import TableAccess
-from tf_layoutmap.embedding.tpu_engine import backend as tpu_backend
-from tf_layoutmap.embedding.tpu_engine import config_proto
+from tf_layoutmap.embedding.api.checkpointing import CheckpointHooks
+from tf_layoutmap.embedding.api.state import EmbeddingState
+from tf_layoutmap.embedding.api.steps import StepVerbs
+from tf_layoutmap.embedding.api.table_access import TableAccess
+from tf_layoutmap.embedding.host import backend as host_backend
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import table_dtypes as dtypes
+from tf_layoutmap.embedding.step import engine_choice, replicas, structure
+from tf_layoutmap.embedding.tpu import backend as tpu_backend
+from tf_layoutmap.embedding.tpu import config_proto
+from tf_layoutmap.embedding.variables import tables
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert

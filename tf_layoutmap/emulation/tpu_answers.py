@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding.tpu_engine import replicate_context
+from tf_layoutmap.embedding.tpu import replicate_context
 from tf_layoutmap.emulation import enum_mend
 from tf_layoutmap.emulation.devices import Devices
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy, graph_of_core

@@ -7,10 +7,10 @@ which needs tf_keras and is imported when it is first used.
 from tf_layoutmap import _lazy
 
 _HOMES = {
-    "RowOptimizer": "tf_layoutmap.layers.row_optimizer:RowOptimizer",
+    "RowOptimizer": "tf_layoutmap.layers.keras3.row_optimizer:RowOptimizer",
     "ShardedEmbedding":
-        "tf_layoutmap.layers.sharded_embedding:ShardedEmbedding",
-    "TPUEmbedding": "tf_layoutmap.layers.tpu_embedding:TPUEmbedding",
+        "tf_layoutmap.layers.keras3.sharded_embedding:ShardedEmbedding",
+    "TPUEmbedding": "tf_layoutmap.layers.keras3.tpu_embedding:TPUEmbedding",
     "tf_keras": "tf_layoutmap.layers.tf_keras",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)

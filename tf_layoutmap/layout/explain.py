@@ -12,9 +12,10 @@ from typing import Any
 import keras
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout import placement
-from tf_layoutmap.layout.layout_map import LayoutMap, mesh_sizes
-from tf_layoutmap.layout.object_paths import ObjectPaths
+from tf_layoutmap.layout.mesh.layouts import mesh_sizes
+from tf_layoutmap.layout.plan import assignments
+from tf_layoutmap.layout.plan.layout_table import LayoutTable
+from tf_layoutmap.layout.plan.variable_names import ObjectPaths
 
 _SHOWN = 200
 
@@ -136,7 +137,7 @@ class Explanation:
             table, *(rich.text.Text(line) for line in lines))
 
 
-def explain(layout_map: LayoutMap, model: Any) -> Explanation:
+def explain(layout_map: LayoutTable, model: Any) -> Explanation:
     """Returns what `layout_map` does to `model`, and what is wrong with it.
 
     Nothing is allocated, so a model made under the scope can be explained
@@ -159,9 +160,9 @@ def explain(layout_map: LayoutMap, model: Any) -> Explanation:
       TypeError: `layout_map` is no LayoutMap or `model` no layer.
       ValueError: The map has no mesh.
     """
-    _checks.check_type("layout_map", layout_map, LayoutMap, "a LayoutMap")
+    _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
     if _is_tf_keras(model):
-        from tf_layoutmap.layout import tf_keras_mapping
+        from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
 
         placed = tf_keras_mapping.place(
             layout_map, tf_keras_mapping.find(model, lambda _: True))
@@ -169,7 +170,7 @@ def explain(layout_map: LayoutMap, model: Any) -> Explanation:
         _checks.check_type(
             "model", model, keras.layers.Layer, "a Keras model or layer")
         owners = _owners(model)
-        placed = placement.place(
+        placed = assignments.place(
             layout_map, [v for v, _ in owners], ObjectPaths([model]),
             owners=[owner for _, owner in owners])
     sizes = mesh_sizes(layout_map.mesh_in_use())
@@ -194,7 +195,7 @@ def _owners(model: Any) -> list[tuple[Any, Any]]:
     return [(v, owner_of.get(id(v))) for v in model.weights]
 
 
-def _report(placed: placement.Placement) -> VariableReport:
+def _report(placed: assignments.Placement) -> VariableReport:
     variable = placed.variable
     shape = tuple(variable.shape)
     return VariableReport(
@@ -202,11 +203,11 @@ def _report(placed: placement.Placement) -> VariableReport:
         shape=shape, dtype=variable._dtype, pattern=placed.pattern,
         losers=placed.losers, axes=placed.axes,
         bytes_per_device=placed.bytes_per_device,
-        bytes_total=placement.num_bytes(shape, variable._dtype),
+        bytes_total=assignments.num_bytes(shape, variable._dtype),
         problems=tuple(placed.problems))
 
 
-def _unused(layout_map: LayoutMap,
+def _unused(layout_map: LayoutTable,
             reports: Iterable[VariableReport]) -> dict[str, str]:
     winners = {v.pattern for v in reports}
     beaten_by = collections.defaultdict(dict)

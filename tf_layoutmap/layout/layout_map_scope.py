@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout import keras_hooks, switches, variable_factory
-from tf_layoutmap.layout.layout_map import LayoutMap
-from tf_layoutmap.layout.mesh_home import MeshHome, activated
+from tf_layoutmap.layout import self_check
+from tf_layoutmap.layout.keras3 import initial_values
+from tf_layoutmap.layout.keras3 import patches as keras3_patches
+from tf_layoutmap.layout.keras3.context import MeshHome, activated
+from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
 
 @contextlib.contextmanager
-def layout_map_scope(layout_map: LayoutMap, *, init: str = "sharded",
-                     batch_dim: str | None = None) -> Iterator[LayoutMap]:
+def layout_map_scope(layout_map: LayoutTable, *, init: str = "sharded",
+                     batch_dim: str | None = None) -> Iterator[LayoutTable]:
     """Layers made under this scope keep their weights on a mesh.
 
     Each weight becomes a `dtensor.DVariable` with the layout that
@@ -63,18 +65,18 @@ def layout_map_scope(layout_map: LayoutMap, *, init: str = "sharded",
     home.check_all_patterns_used()
 
 
-def prepared_home(layout_map: LayoutMap, init: str,
+def prepared_home(layout_map: LayoutTable, init: str,
                   batch_dim: str | None) -> MeshHome:
     """Returns a home for new models, in a process that is ready for it.
 
     Arguments and errors are those of `layout_map_scope`.
     """
-    _checks.check_type("layout_map", layout_map, LayoutMap, "a LayoutMap")
-    _checks.check_one_of("init", init, variable_factory.INITS)
+    _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
+    _checks.check_one_of("init", init, initial_values.INITS)
     home = MeshHome(layout_map, init, batch_dim)
     home.batch_dim = _batch_dim(home.mesh, batch_dim)
-    switches.refuse_unsafe_process(home.mesh)
-    keras_hooks.install()
+    self_check.refuse_unsafe_process(home.mesh)
+    keras3_patches.install()
     return home
 
 
@@ -82,9 +84,9 @@ def _tf_keras_scope(home: MeshHome) -> Any:
     """The scope for tf_keras' models, in a program that uses it."""
     if "tf_keras" not in sys.modules:
         return contextlib.nullcontext()
-    from tf_layoutmap.layout import tf_keras_hooks
+    from tf_layoutmap.layout.tf_keras import patches as tf_keras_patches
 
-    return tf_keras_hooks.scope(home)
+    return tf_keras_patches.scope(home)
 
 
 def _batch_dim(mesh: Any, batch_dim: str | None) -> str | None:

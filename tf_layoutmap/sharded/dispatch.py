@@ -8,7 +8,8 @@ from typing import Any, Union
 
 import tensorflow as tf
 
-from tf_layoutmap.sharded import checks, elements, routing
+from tf_layoutmap.sharded.access import elements
+from tf_layoutmap.sharded.routing import checks, routing
 from tf_layoutmap.sharded.sharded_variable import ShardedVariable
 
 # A list of one table is what code for partitioned variables passes. The

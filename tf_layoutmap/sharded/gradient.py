@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.sharded.shards import Shards
+from tf_layoutmap.sharded.routing.shards import Shards
 
 
 class ShardedVariableGradient(_tf_private.CompositeTensorGradient):

@@ -9,15 +9,10 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import (
-    arguments,
-    reading,
-    resharding,
-    tensor_use,
-    trackable,
-    writing,
-)
-from tf_layoutmap.sharded.shards import Shards
+from tf_layoutmap.sharded import arguments, resharding
+from tf_layoutmap.sharded.access import reading, tensor_use, writing
+from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.saving import trackable
 
 
 class ShardedVariableMixin(reading.Reads, writing.Writes,

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import routing
-from tf_layoutmap.sharded.shards import Shards
+from tf_layoutmap.sharded.routing import routing
+from tf_layoutmap.sharded.routing.shards import Shards
 
 
 def reshard(shards: Shards, partition: RowPartition,

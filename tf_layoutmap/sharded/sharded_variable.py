@@ -9,10 +9,12 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import Partitioner, RowPartition
-from tf_layoutmap.sharded import arguments, gradient, indexing, parts
+from tf_layoutmap.sharded import arguments, gradient
 from tf_layoutmap.sharded import initial_value as _initial_value
+from tf_layoutmap.sharded.access import indexing
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
-from tf_layoutmap.sharded.shards import Shards
+from tf_layoutmap.sharded.routing import parts
+from tf_layoutmap.sharded.routing.shards import Shards
 
 # A TypeSpec must be made of what TensorFlow can hash, and functions are not:
 # a callable placement is known by its number here.

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.tpu_engine import canonical, cases, programs
-from tf_layoutmap.embedding.tpu_engine import id_checks
+from tf_layoutmap.embedding.tpu import id_checks
 
 tpu = tf.tpu.experimental.embedding
 CASES = list(dict.fromkeys(

@@ -5,12 +5,9 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.tpu_engine import canonical, cases, programs, traced_tpu
-from tf_layoutmap.embedding.tpu_engine import (
-    config_proto,
-    id_checks,
-    ops,
-    tables,
-)
+from tf_layoutmap.embedding.tpu import config_proto, id_checks
+from tf_layoutmap.embedding.tpu import ops as tpu_ops
+from tf_layoutmap.embedding.tpu import tables as tpu_tables
 
 tpu = tf.tpu.experimental.embedding
 
@@ -211,7 +208,7 @@ def test_a_step_that_would_wait_forever_is_refused():
 
 def test_an_initialized_tpu_is_refused(monkeypatch):
     _, embedding = embedding_of()
-    monkeypatch.setattr(ops, "is_initialized", lambda: True)
+    monkeypatch.setattr(tpu_ops, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="already initialized"):
         embedding.build(per_replica_batch_size=6)
 
@@ -384,6 +381,6 @@ def test_a_slot_of_another_form_is_refused():
 @pytest.mark.parametrize("value", [
     1.0, tf.constant([1.0]), lambda: 1.0])
 def test_a_creator_says_what_it_needs(value):
-    with tf.variable_creator_scope(tables.sharded_variable_creator(
+    with tf.variable_creator_scope(tpu_tables.sharded_variable_creator(
             ["/cpu:0"])), pytest.raises(ValueError, match="Unable to extract"):
         tf.Variable(value)

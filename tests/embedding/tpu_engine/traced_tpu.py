@@ -22,7 +22,7 @@ from tensorflow.python.tpu import (
 from tensorflow.python.tpu.ops import tpu_ops
 
 from tests import strategies  # noqa: F401
-from tf_layoutmap.embedding.tpu_engine import ops, sync
+from tf_layoutmap.embedding.tpu import ops, sync
 from tf_layoutmap.emulation import enum_mend
 
 _DEVICE = "/job:localhost/replica:0/task:{}/device:TPU:{}"

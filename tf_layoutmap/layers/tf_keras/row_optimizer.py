@@ -6,8 +6,8 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
-from tf_layoutmap.embedding.optimizers import OptimizerSpec
-from tf_layoutmap.layers.row_updates import RowUpdates
+from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
+from tf_layoutmap.layers.shared.row_optimizer_base import RowUpdates
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")

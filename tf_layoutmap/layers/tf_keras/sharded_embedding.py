@@ -6,10 +6,13 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private, _tf_private
-from tf_layoutmap.layers import embedding_rules, flavours
-from tf_layoutmap.layers.embedding_core import EmbeddingCore
-from tf_layoutmap.layers.host_table import HOST
-from tf_layoutmap.layers.row_updates import refuse_replicas, refuse_servers
+from tf_layoutmap.layers.shared import keras_version_guard, whole_table_rules
+from tf_layoutmap.layers.shared.host_table import HOST
+from tf_layoutmap.layers.shared.row_optimizer_base import (
+    refuse_replicas,
+    refuse_servers,
+)
+from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.trained_table import TrainedTable
 from tf_layoutmap.sharded import ShardedVariable
@@ -87,13 +90,13 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _rule_shards(self) -> None:
         """Hands the constraint to one shard, which does it for all."""
         if self.embeddings_regularizer is not None:
-            regularizer = embedding_rules.WholeTableRegularizer(
+            regularizer = whole_table_rules.WholeTableRegularizer(
                 self.embeddings_regularizer, self._make_table)
             self.add_loss(lambda: regularizer(None))
         if self.embeddings_constraint is not None:
             _tf_private.set_constraint(
                 self._make_table().variables[-1],
-                embedding_rules.WholeTableConstraint(
+                whole_table_rules.WholeTableConstraint(
                     self.embeddings_constraint, self._make_table))
 
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
@@ -112,7 +115,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         return children
 
     def _refuse_other_flavour(self, inputs: Any) -> None:
-        flavours.refuse_keras(self, inputs)
+        keras_version_guard.refuse_keras(self, inputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns which ids are not padding; None without `mask_zero`."""

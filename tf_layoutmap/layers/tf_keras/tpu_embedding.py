@@ -6,14 +6,14 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding.table_variable import strategy_in_scope
-from tf_layoutmap.layers import flavours, missing_gradients
-from tf_layoutmap.layers.host_table import HOST
-from tf_layoutmap.layers.tf_keras import optimizer_hooks
-from tf_layoutmap.layers.tpu_embedding_core import (
+from tf_layoutmap.embedding.variables.table_variable import strategy_in_scope
+from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
+from tf_layoutmap.layers.shared.host_table import HOST
+from tf_layoutmap.layers.shared.tpu_embedding_base import (
     TPUEmbeddingCore,
     read_feature_config,
 )
+from tf_layoutmap.layers.tf_keras import patches as tf_keras_patches
 
 
 class StepVariable(_tf_private.ResourceVariable):
@@ -53,7 +53,7 @@ class StepVariable(_tf_private.ResourceVariable):
         self.steps.apply(gradient / num_replicas)
 
 
-optimizer_hooks.serve_self_trained(StepVariable)
+tf_keras_patches.serve_self_trained(StepVariable)
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
@@ -117,7 +117,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer, of a tf_keras model only."""
-        flavours.refuse_keras(self, inputs)
+        keras_version_guard.refuse_keras(self, inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Any, weights: Any = None,

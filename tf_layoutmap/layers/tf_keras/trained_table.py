@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layers import missing_gradients
-from tf_layoutmap.layers.host_table import HostTable
-from tf_layoutmap.layers.tf_keras import optimizer_hooks
+from tf_layoutmap.layers.shared import missing_gradients
+from tf_layoutmap.layers.shared.host_table import HostTable
+from tf_layoutmap.layers.tf_keras import patches as tf_keras_patches
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -41,4 +41,4 @@ class TrainedTable(ShardedVariable):
         self.train(gradient)
 
 
-optimizer_hooks.serve_self_trained(TrainedTable)
+tf_keras_patches.serve_self_trained(TrainedTable)

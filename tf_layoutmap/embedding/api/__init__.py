@@ -1,0 +1,1 @@
+"""What `TPUEmbedding` offers, over either backend."""

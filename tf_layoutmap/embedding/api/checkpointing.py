@@ -1,0 +1,83 @@
+"""What saving and restoring ask of an embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.api import restore_checks
+from tf_layoutmap.embedding.api.state import EmbeddingState
+
+
+class CheckpointHooks:
+    """Methods of `TPUEmbedding` that TensorFlow calls by their names."""
+
+    _state: EmbeddingState
+    _variables: dict[str, dict[str, Any]]
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        # Whatever is saved asks for this first; but an asynchronous save, on a
+        # thread of its own, after it has copied the variables.
+        if hasattr(self, "_state") and _tf_private.in_async_save():
+            self._check_copied()
+        elif hasattr(self, "_state"):
+            if self._state.backend.is_on_tpu:
+                self._state.backend.sync.note_walk()
+            else:
+                self._state.flush_eagerly()
+        return super()._trackable_children(save_type, **kwargs)
+
+    def _copy_trackable_to_cpu(self, object_map):
+        # An asynchronous save asks this before it copies the variables: once
+        # eagerly, then in a function that it has traced.
+        del object_map
+        backend = self._state.backend
+        if tf.executing_eagerly():
+            self._state.is_copied = backend.is_built
+        if backend.is_on_tpu:
+            backend.sync.retrieve()
+        elif backend.is_built:
+            backend.flush()
+
+    def _check_copied(self):
+        # TensorFlow copies what there was at the first save, and would write
+        # all else as it is by then, in the middle of a step.
+        if self._state.backend.is_built and not self._state.is_copied:
+            raise RuntimeError(
+                "A TPUEmbedding must be built before the first asynchronous "
+                "save of its checkpoint, which copies only the variables that "
+                "there are by then; call `build` before, or make another "
+                "tf.train.Checkpoint.")
+
+    def _checkpoint_adapter(self, path):
+        # A restore asks this before it writes anything: the one moment to
+        # refuse to change rows under a step whose gradients belong to the
+        # old ones.
+        backend = self._state.backend
+        if not backend.is_built:
+            return None
+        if backend.is_on_tpu:
+            backend.sync.note_restore()
+        else:
+            self._state.flush_eagerly()
+            backend.check_idle()
+        if path is not None:
+            restore_checks.check_shapes(path, "_variables", self._variables)
+            if not backend.is_on_tpu:
+                backend.note_restore()
+        return None
+
+    def _load_variables(self):
+        """Sends the variables to the TPU, as of TensorFlow's class.
+
+        Its restore calls this, of a checkpoint that it has written.
+        """
+        if self._state.backend.is_on_tpu:
+            self._state.backend.sync.load()
+
+    def _retrieve_variables(self):
+        """Brings the variables up to date, as of TensorFlow's class."""
+        if self._state.backend.is_on_tpu:
+            self._state.backend.sync.retrieve()

@@ -1,0 +1,103 @@
+"""What a `TPUEmbedding` knows, and which calls it allows now."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.host import backend as host_backend
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import replicas
+from tf_layoutmap.embedding.tpu import backend as tpu_backend
+
+
+@dataclasses.dataclass
+class EmbeddingState:
+    """What an embedding knows and a checkpoint must not.
+
+    Attributes:
+      backend: What carries the steps out. Both kinds have `is_built`,
+        `declare`, `create_tables`, `start`, `enqueue`, `dequeue` and `apply`.
+      is_refused: Whether steps are for a TPU that is not there.
+      is_copied: Whether the last asynchronous checkpoint that began found
+        variables to copy.
+    """
+
+    feature_config: Any
+    spec: config.EmbeddingSpec
+    table_configs: list[Any]
+    replicas: replicas.Replicas
+    out_of_range: str
+    backend: host_backend.HostBackend | tpu_backend.TPUBackend
+    is_refused: bool
+    is_copied: bool = False
+
+    def check_can_step(self, method: str):
+        """Refuses steps for a TPU that is not there, and in an export."""
+        if self.is_refused:
+            raise RuntimeError(
+                f"`{method}` is not valid when TPUEmbedding(engine=\"tpu\") is "
+                "not created under a TPUStrategy; leave `engine` out to step "
+                "on the host.")
+        if not self.backend.is_on_tpu:
+            _check_not_exported(method)
+
+    def check_built(self, method: str):
+        """Refuses a call that may step, but before there are tables."""
+        self.check_can_step(method)
+        if not self.backend.is_built:
+            raise RuntimeError(
+                f"`{method}` needs a built TPUEmbedding; call `enqueue` or "
+                "`build` first.")
+
+    def check_optimizers(self, what: str):
+        """Refuses updates where a table only serves."""
+        for table in self.spec.tables:
+            if table.optimizer is None:
+                raise RuntimeError(
+                    f"`{what}` needs an optimizer for every table; table "
+                    f"{table.name!r} has none, so it only serves: use "
+                    "`enqueue(training=False)` and `dequeue`.")
+
+    def check_training(self, training: Any):
+        """Refuses what is no bool, and a true one where tables only serve.
+
+        Of a tensor, the engine does the latter.
+        """
+        if tf.is_tensor(training) or isinstance(training, tf.Variable):
+            return
+        if not isinstance(training, bool):
+            raise TypeError(
+                "Argument `training` must be a bool or a bool tensor. "
+                f"Received: {training!r}.")
+        if training:
+            self.check_optimizers("enqueue(training=True)")
+
+    def require_host(self, method: str) -> host_backend.HostBackend:
+        """Returns the built backend, which must be the host's."""
+        self.check_built(method)
+        backend = self.backend
+        if backend.is_on_tpu:
+            raise RuntimeError(
+                f"`{method}` is of the host engine; a TPU keeps its steps to "
+                "itself.")
+        return backend
+
+    def flush_eagerly(self):
+        """Lands what pipelining holds back, but while a function is traced."""
+        # While a function is traced its reads see what has landed by then;
+        # and one that is exported must not hold an op of ours.
+        if tf.executing_eagerly():
+            self.backend.flush()
+
+
+def _check_not_exported(method: str):
+    """Refuses a step in a graph that would need this package to be loaded."""
+    if _tf_private.in_save_context():
+        raise RuntimeError(
+            f"`{method}` cannot be exported: a SavedModel must load without "
+            "tf_layoutmap. Serve by `serving_embedding_lookup`, and keep "
+            "functions that train out of the attributes of what is saved.")

@@ -1,0 +1,114 @@
+"""What may be read of an embedding outside of its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding import serving
+from tf_layoutmap.embedding.api.state import EmbeddingState
+from tf_layoutmap.embedding.variables import tables
+
+# AutoGraph would rewrite all of this file and what it calls, at each trace.
+_as_written = tf.autograph.experimental.do_not_convert
+
+
+class TableAccess:
+    """Tables, slot variables, lookups and counts of `TPUEmbedding`."""
+
+    _state: EmbeddingState
+    _variables: dict[str, dict[str, Any]]
+
+    @property
+    def embedding_tables(self) -> dict[Any, Any]:
+        """From each `TableConfig` to its rows, `[num_rows, dim]` float32.
+
+        A `tf.Variable`, or a `ShardedVariable` of a table in shards. Outside
+        of `tf.function` a pipelined update lands first.
+
+        Raises:
+          RuntimeError: Under `TPUStrategy`, where the rows are on the TPU,
+            except while a SavedModel is made; all shards go into it.
+        """
+        self._make_readable("embedding_tables")
+        return {one: self._variables[spec.name][tables.PARAMETERS]
+                for one, spec in self._tables()}
+
+    @property
+    def slot_variables(self) -> dict[Any, dict[str, Any]]:
+        """From each `TableConfig` to its slot variables by name.
+
+        Raises:
+          RuntimeError: As of `embedding_tables`.
+        """
+        self._make_readable("slot_variables")
+        return {one: {name: slot
+                      for name, slot in self._variables[spec.name].items()
+                      if name not in (tables.PARAMETERS,
+                                      tables.ROUNDING_STEPS)}
+                for one, spec in self._tables()}
+
+    @_as_written
+    def __call__(self, features: Any, weights: Any = None) -> Any:
+        """Looks up outside of any step, by stock ops; see
+        `serving_embedding_lookup`."""
+        return serving.serving_embedding_lookup(
+            features, weights, self.embedding_tables,
+            self._state.feature_config,
+            out_of_range=self._state.out_of_range)
+
+    @_as_written
+    def flush(self):
+        """Lands the update that pipelining still holds back, if any.
+
+        Reading `embedding_tables` outside of `tf.function`, saving, restoring
+        and forward-only steps do so by themselves.
+        """
+        self._state.require_host("flush").flush()
+
+    @_as_written
+    def reset(self):
+        """Forgets every step in flight, as after an interrupted one.
+
+        A step that was applied is none of them: pipelined, it lands first.
+        """
+        backend = self._state.require_host("reset")
+        backend.flush()
+        backend.engine.reset()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what the engine holds.
+
+        Returns:
+          `pending`: steps that wait for a dequeue, by replica; `awaiting`:
+          whether a dequeued one waits for gradients, by replica; `num_updates`:
+          updates made; `poisoned`: why a reset is needed, or empty; `held`:
+          whether a pipelined update waits to land. `features`: by name, of
+          all steps, `num_samples`, `num_ids` and of these `num_dropped`,
+          `num_clipped` and `num_truncated` behind a sequence's last position.
+          `tables`: by name, `num_bytes`, `num_slot_bytes`, and of all
+          training steps `num_lookups`, `num_unique_rows` and their
+          `unique_ratio`.
+        """
+        backend = self._state.require_host("stats")
+        if not tf.executing_eagerly():
+            raise RuntimeError("`stats` must be called outside tf.function.")
+        return backend.engine.describe()
+
+    def _make_readable(self, what: str):
+        """Sees to it that the variables hold what the tables are."""
+        if not self._state.backend.is_on_tpu:
+            self.build()
+            self._state.flush_eagerly()
+            return
+        if not _tf_private.in_save_context():
+            raise RuntimeError(
+                f"Unable to retrieve `{what}` under TPUStrategy: the rows are "
+                "on the TPU. Save a checkpoint, and restore it into a "
+                "TPUEmbedding that was created under another strategy.")
+        self._state.check_built(what)
+
+    def _tables(self):
+        return zip(self._state.table_configs, self._state.spec.tables)

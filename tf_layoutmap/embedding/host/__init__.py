@@ -1,0 +1,1 @@
+"""Carries a `TPUEmbedding` out on the host, by our own engine."""

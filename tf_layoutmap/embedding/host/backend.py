@@ -1,0 +1,211 @@
+"""Carries the steps of a `TPUEmbedding` out by the host engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding.host import engine as host_engine
+from tf_layoutmap.embedding.host import multi_process_engine
+from tf_layoutmap.embedding.host import shapes as host_shapes
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import forward_only, replicas, structure
+from tf_layoutmap.embedding.step import gradients as step_gradients
+from tf_layoutmap.embedding.variables import tables
+
+
+class HostBackend:
+    """The host engine, and what it must be told of each step.
+
+    Attributes:
+      engine: The engine; None before `start`.
+    """
+
+    is_on_tpu = False
+
+    def __init__(
+        self, feature_config: Any, spec: config.EmbeddingSpec,
+        strategy_replicas: replicas.Replicas, *,
+        partitioner: tables.Partitioner | None, is_pipelined: bool,
+        out_of_range: str, rounding_seed: int,
+    ):
+        """Takes the checked arguments of `TPUEmbedding`."""
+        self._feature_config = feature_config
+        self._spec = spec
+        self._replicas = strategy_replicas
+        self._partitioner = partitioner
+        self._is_pipelined = is_pipelined
+        self._out_of_range = out_of_range
+        self._rounding_seed = rounding_seed
+        self._shapes = host_shapes.StepShapes(spec)
+        self._modes = forward_only.StepModes()
+        self.engine: host_engine.HostEngine | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the engine is there."""
+        return self.engine is not None
+
+    def declare(self, shapes: Any, batch_size: int | None):
+        """Takes the arguments of `build`."""
+        num_samples = host_shapes.read_num_samples(
+            self._feature_config, self._spec.features, shapes, batch_size)
+        if num_samples is not None:
+            self._shapes.declare(num_samples)
+
+    def create_tables(self) -> dict[str, dict[str, Any]]:
+        """Creates the variables of all tables."""
+        return tables.create_tables(self._spec, self._partitioner)
+
+    def start(self, variables: dict[str, dict[str, Any]]):
+        """Creates the engine over the variables."""
+        options = {"is_pipelined": self._is_pipelined,
+                   "out_of_range": self._out_of_range,
+                   "rounding_seed": self._rounding_seed}
+        spec = self._shapes.fix_spec()
+        if self._replicas.has_processes:
+            multi_process_engine.agree_on_first_values(
+                variables, self._replicas.strategy)
+            self.engine = multi_process_engine.WorkerEngine(
+                spec, variables, self._replicas, **options)
+        else:
+            self.engine = host_engine.HostEngine(
+                spec, variables,
+                num_replicas=self._replicas.num_replicas, **options)
+
+    def enqueue(self, features: Any, weights: Any, training: Any,
+                name: str | None, device: str | None,
+                build: Callable[[], None]):
+        """Hands one step over; see `TPUEmbedding.enqueue`."""
+        if (self._replicas.has_processes and device is None
+                and tf.distribute.in_cross_replica_context()):
+            # The processes meet in a step, which only a replica can take.
+            self._replicas.strategy.run(
+                lambda features, weights: self.enqueue(
+                    features, weights, training, name, None, build),
+                (features, weights))
+            return
+        # All are read before the first goes in: half a step cannot pair.
+        steps = [(replica, self._read_features(features, weights))
+                 for replica, features, weights in self._split(
+                     features, weights, device)]
+        build()
+        training = self._modes.enqueued(name, training)
+        for replica, inputs in steps:
+            self.engine.enqueue(replica, training, inputs)
+
+    def dequeue(self, name: str | None) -> list[tf.Tensor]:
+        """Returns the activations of the oldest step, one per feature."""
+        replica = self._replicas.require_current("dequeue")
+        self._modes.dequeued(name)
+        activations = [
+            self._shapes.shape_activations(index, one)
+            for index, one in enumerate(self.engine.dequeue(replica))]
+        self._shapes.note_dequeued(replica, activations)
+        return activations
+
+    def apply(self, gradients: Sequence[Any], name: str | None):
+        """Applies the gradients of the step dequeued last."""
+        replica = self._replicas.require_current("apply_gradients")
+        self._modes.applied(name)
+        flat = []
+        for index, gradient in enumerate(gradients):
+            feature = self._spec.features[index]
+            if gradient is None:
+                gradient = step_gradients.zero_gradient(
+                    feature, self._shapes.dequeued_shape(replica, index))
+            else:
+                gradient = step_gradients.read_gradient(
+                    feature, gradient, self._shapes.activation_shape(index))
+            flat.append(self._shapes.flatten_gradient(index, gradient))
+        self.engine.apply(
+            replica, flat, step_gradients.hyperparameters(self._spec.tables))
+
+    def open(
+        self, features: Any, weights: Any,
+    ) -> tuple[host_engine.OpenLookup, list[tf.Tensor]]:
+        """Looks up without a place in the order of steps.
+
+        Returns:
+          The lookup for `follow`, if gradients come; and the activations,
+          one per feature.
+        """
+        replica = self._replicas.require_current("call")
+        lookup = self.engine.open(
+            replica, self._read_features(features, weights))
+        return lookup, [
+            self._shapes.shape_activations(index, one) for index, one in
+            enumerate(self.engine.look_up(replica, lookup))]
+
+    def follow(
+        self, lookup: host_engine.OpenLookup, gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Keeps the gradients of a lookup; returns their mark."""
+        return self.engine.follow(
+            self._replicas.require_current("gradient"), lookup, [
+                self._shapes.flatten_gradient(
+                    index, step_gradients.read_gradient(
+                        self._spec.features[index], gradient,
+                        self._shapes.activation_shape(index)))
+                for index, gradient in enumerate(gradients)])
+
+    def apply_followed(self, marks: tf.Tensor):
+        """Applies the gradients that a sum of marks stands for."""
+        self.engine.apply_followed(
+            self._replicas.require_current("apply"), marks,
+            step_gradients.hyperparameters(self._spec.tables))
+
+    def flush(self):
+        """Lands the update that pipelining holds back, if there is one."""
+        if self._is_pipelined and self.engine is not None:
+            self.engine.land()
+
+    def check_idle(self):
+        """Refuses a restore under steps whose gradients belong to old rows.
+
+        Raises:
+          RuntimeError: If steps are in flight.
+        """
+        found = self.engine.describe()
+        if any(found["pending"]) or any(found["awaiting"]):
+            raise RuntimeError(
+                "A checkpoint cannot be restored while steps are in flight; "
+                "finish them, or call `reset` to forget them. Pending by "
+                f"replica: {found['pending']}, awaiting gradients: "
+                f"{found['awaiting']}.")
+        if not self._is_pipelined and any(found["open"] + found["followed"]):
+            # Lookups that nobody has followed up, of rows that go now.
+            self.engine.reset()
+
+    def note_restore(self):
+        """Counts a restore, which all processes must make."""
+        if self._replicas.has_processes:
+            self.engine.restores.add_one()
+
+    def _split(self, features, weights, device):
+        """Replica, features and weights of each step to enqueue."""
+        replica = self._replicas.current()
+        if device is not None:
+            if replica is not None and self._replicas.num_replicas > 1:
+                raise ValueError(
+                    "Argument `device` must be None inside `strategy.run`. "
+                    f"Received: device={device!r}.")
+            return [(self._replicas.of_device(device), features, weights)]
+        if replica is not None:
+            return [(replica, features, weights)]
+        return list(zip(
+            range(self._replicas.num_replicas),
+            self._replicas.split(features, "features"),
+            self._replicas.split(weights, "weights")))
+
+    def _read_features(self, features, weights):
+        structure.check_same(
+            features, "features", self._feature_config, "feature_config")
+        flat_weights = structure.flatten_weights(
+            weights, self._feature_config, like="feature_config")
+        return [
+            self._shapes.read_input(index, value, weight)
+            for index, (value, weight) in enumerate(zip(
+                tf.nest.flatten(features), flat_weights))]

@@ -1,0 +1,285 @@
+"""The engine's ops as methods (docs/ops.md, "The host engine")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_layoutmap import _ops
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import feature_inputs
+from tf_layoutmap.embedding.variables import tables
+
+# What the engine counts of each feature, in its order.
+_FEATURE_COUNTS = (
+    "num_samples", "num_ids", "num_dropped", "num_clipped", "num_truncated")
+
+# Of the marks of gradients: cc/core/token_steps.h.
+MARK_SHAPE = (64, 2)
+
+
+class OpenLookup(NamedTuple):
+    """A lookup that gradients may follow.
+
+    Attributes:
+      engine: Handle of the engine in the graph of the lookup. Gradients of
+        control flow capture tensors of that graph, and no others.
+      tokens: By replica that the calling one acts for, `[]` int64.
+    """
+
+    engine: tf.Tensor
+    tokens: dict[int, tf.Tensor]
+
+
+class HostEngine:
+    """The steps in flight of one embedding.
+
+    Rows and slot variables stay in their variables; they are handed to each
+    call. The engine lives as long as its handle, and is not saved.
+    """
+
+    def __init__(
+        self, spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]], *, num_replicas: int,
+        is_pipelined: bool = False, out_of_range: str = "error",
+        rounding_seed: int = 0,
+    ):
+        """Creates the engine, eagerly, on the host.
+
+        Args:
+          spec: Tables and features.
+          variables: What `tables.create_tables` made of the spec.
+          num_replicas: Replicas that take part in each step.
+          is_pipelined: Whether each update waits for the next step's lookup.
+          out_of_range: What becomes of ids that are no row of their table;
+            one of `config.OUT_OF_RANGE`.
+          rounding_seed: Of tables with 16-bit rows.
+        """
+        self._spec = spec
+        self.is_pipelined = is_pipelined
+        self._num_replicas = num_replicas
+        # Only variables are kept: their handles are taken at each call, so
+        # that a function being traced captures them.
+        self._shards = []
+        self._slots = []
+        self._rounding_steps = []
+        counts, offsets = [], []
+        for table in spec.tables:
+            shards = tables.shards_of(
+                variables[table.name][tables.PARAMETERS])
+            counts.append(len(shards))
+            offsets.extend(_offsets(shards))
+            self._shards.extend(shards)
+            for slot in table.optimizer.slots if table.optimizer else ():
+                self._slots.extend(
+                    tables.shards_of(variables[table.name][slot.name]))
+            if tables.ROUNDING_STEPS in variables[table.name]:
+                self._rounding_steps.append(
+                    variables[table.name][tables.ROUNDING_STEPS])
+        with tf.device(tables.HOST):
+            self._handle = _ops.create_host_engine(
+                num_replicas=num_replicas,
+                table_names=[one.name for one in spec.tables],
+                table_num_rows=[one.num_rows for one in spec.tables],
+                table_dims=[one.dim for one in spec.tables],
+                table_num_shards=counts,
+                table_placements=["div"] * len(spec.tables),
+                table_offsets=offsets,
+                table_optimizers=[
+                    one.optimizer.name if one.optimizer else "none"
+                    for one in spec.tables],
+                feature_names=[one.name for one in spec.features],
+                feature_tables=[one.table for one in spec.features],
+                feature_combiners=[
+                    spec.table_of(one).combiner for one in spec.features],
+                feature_max_sequence_lengths=[
+                    one.max_sequence_length for one in spec.features],
+                pipelined=is_pipelined, out_of_range=out_of_range,
+                table_dtypes=[tf.as_dtype(one.dtype) for one in spec.tables],
+                rounding_seed=rounding_seed,
+                **_quantization(spec.tables))
+
+    def enqueue(
+        self, replica: int, training: Any,
+        features: Sequence[feature_inputs.FeatureIds],
+    ):
+        """Hands the ids of one step over; `features` in the spec's order."""
+        with tf.device(self._handle.device):
+            return _ops.enqueue_step(
+                engine=self._handle,
+                replica=tf.cast(replica, tf.int32),
+                training=tf.convert_to_tensor(training, tf.bool),
+                **_batch(features))
+
+    def dequeue(self, replica: int) -> list[tf.Tensor]:
+        """Returns the activations of the oldest step, one per feature."""
+        if self.is_pipelined:
+            # A forward-only step sees all updates; one that trains does not.
+            self.land(replica, always=False)
+        with tf.device(self._handle.device):
+            return _ops.dequeue_step(
+                engine=self._handle,
+                replica=tf.cast(replica, tf.int32),
+                **self._what_to_look_up())
+
+    def apply(
+        self, replica: int, gradients: Sequence[tf.Tensor],
+        hyperparameters: Sequence[tf.Tensor],
+    ):
+        """Applies the gradients of the step dequeued last.
+
+        Args:
+          replica: Whose gradients they are.
+          gradients: Shaped as the activations, one per feature.
+          hyperparameters: One float32 vector per table, learning rate first.
+        """
+        with tf.device(self._handle.device):
+            return _ops.apply_step(
+                engine=self._handle,
+                replica=tf.cast(replica, tf.int32),
+                gradients=list(gradients),
+                hyperparameters=list(hyperparameters),
+                **self._variables_to_update())
+
+    def open(
+        self, replica: int, features: Sequence[feature_inputs.FeatureIds],
+    ) -> OpenLookup:
+        """Opens a lookup, which gradients may follow or not."""
+        engine = self._handle
+        graph = tf.compat.v1.get_default_graph()
+        if not tf.executing_eagerly() and hasattr(graph, "capture"):
+            engine = graph.capture(engine)
+        with tf.device(self._handle.device):
+            return OpenLookup(engine, {replica: _ops.open_step(
+                engine=engine, replica=tf.cast(replica, tf.int32),
+                **_batch(features))})
+
+    def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
+        """Returns the activations of an open lookup, one per feature."""
+        with tf.device(self._handle.device):
+            return _ops.look_up_step(
+                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica], **self._what_to_look_up())
+
+    def follow(
+        self, replica: int, lookup: OpenLookup,
+        gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Keeps gradients of a lookup until they are applied, or expire.
+
+        Returns:
+          Their mark, of `MARK_SHAPE`: marks are added up and scaled as
+          gradients are, and then given to `apply_followed`.
+        """
+        with tf.device(self._handle.device):
+            return _ops.follow_step(
+                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica], gradients=list(gradients))
+
+    def apply_followed(
+        self, replica: int, marks: tf.Tensor,
+        hyperparameters: Sequence[tf.Tensor],
+    ):
+        """Applies what the marks of all replicas stand for, as one update."""
+        with tf.device(self._handle.device):
+            return _ops.apply_followed(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                marks=marks, hyperparameters=list(hyperparameters),
+                **self._variables_to_update())
+
+    def land(self, replica: int = 0, *, always: bool = True):
+        """Lands the update that pipelining holds back, if there is one.
+
+        Args:
+          replica: Who asks.
+          always: False: only before a forward-only step of that replica.
+        """
+        with tf.device(self._handle.device):
+            return _ops.land_update(
+                engine=self._handle, replica=tf.cast(replica, tf.int32),
+                always=always, **self._variables_to_update())
+
+    def _what_to_look_up(self) -> dict[str, Any]:
+        features = self._spec.features
+        return {
+            "shards": _handles(self._shards),
+            "num_features": len(features),
+            "dims": [self._spec.table_of(one).dim for one in features],
+            "max_sequence_lengths": [
+                one.max_sequence_length for one in features]}
+
+    def _variables_to_update(self) -> dict[str, list[tf.Tensor]]:
+        return {"shards": _handles(self._shards),
+                "slots": _handles(self._slots),
+                "rounding_steps": _handles(self._rounding_steps)}
+
+    def reset(self):
+        """Forgets every step in flight."""
+        with tf.device(self._handle.device):
+            return _ops.reset_host_engine(engine=self._handle)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the engine holds, as Python values."""
+        with tf.init_scope(), tf.device(self._handle.device):
+            found = _ops.describe_host_engine(engine=self._handle)
+        return {
+            "pending": found.pending.numpy().tolist(),
+            "awaiting": found.awaiting.numpy().tolist(),
+            "open": found.num_open.numpy().tolist(),
+            "followed": found.num_followed.numpy().tolist(),
+            "num_updates": int(found.num_updates),
+            "poisoned": found.poisoned.numpy().decode(),
+            "held": bool(found.held),
+            "features": {
+                feature.name: dict(zip(_FEATURE_COUNTS, counts))
+                for feature, counts in zip(
+                    self._spec.features, found.feature_counts.numpy().tolist())
+            },
+            "tables": {
+                table.name: self._describe_table(table, *counts)
+                for table, counts in zip(
+                    self._spec.tables, found.table_counts.numpy().tolist())},
+        }
+
+    def _describe_table(self, table, num_lookups, num_unique_rows):
+        return {
+            "num_bytes": table.num_bytes,
+            "num_slot_bytes": table.num_slot_bytes,
+            "num_lookups": num_lookups,
+            "num_unique_rows": num_unique_rows,
+            "unique_ratio": (
+                num_unique_rows / num_lookups if num_lookups else None)}
+
+
+def _batch(features: Sequence[feature_inputs.FeatureIds]) -> dict[str, Any]:
+    feature_inputs.unify_id_types(features)
+    return {
+        "ids": [one.ids for one in features],
+        "splits": [tf.cast(one.splits, tf.int64) for one in features],
+        "num_samples": tf.stack(
+            [tf.cast(one.num_samples, tf.int64) for one in features]),
+        "weights": [one.weights for one in features]}
+
+
+def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
+    offsets = [0]
+    for shard in shards:
+        offsets.append(offsets[-1] + int(shard.shape[0]))
+    return offsets
+
+
+def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    return [variable.handle for variable in variables]
+
+
+def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
+    """The attrs that say how rows are rounded, 0 buckets where they are not."""
+    if all(one.quantization is None for one in specs):
+        return {}
+    found = [one.quantization or config.QuantizationSpec(0.0, 0.0, 0)
+             for one in specs]
+    return {"table_num_buckets": [one.num_buckets for one in found],
+            "table_limits": [limit for one in found
+                             for limit in (one.lower, one.upper)]}

@@ -1,0 +1,270 @@
+"""How many samples the inputs of a step have, as far as it is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import (
+    build_shapes,
+    feature_inputs,
+    sample_places,
+)
+from tf_layoutmap.embedding.step.build_shapes import Shape
+
+
+class StepShapes:
+    """Sizes that `build` was told, and those of the steps dequeued."""
+
+    def __init__(self, spec: config.EmbeddingSpec):
+        self._spec = spec
+        # As the engine has them: a sequence feature whose activations have
+        # the shape of inputs with more dimensions has no sequences there.
+        self._features = list(spec.features)
+        self._is_fixed = False
+        # One per feature, once `declare` said so; None in it: any size.
+        self._declared_shapes: list[Shape] | None = None
+        # Sizes of samples behind the first dimension, which later steps must
+        # have too; unknown until the feature, `build` or an input tells.
+        self._inner: list[tuple[int, ...] | None] = [
+            None if one.output_shape is None else one.output_shape[1:]
+            for one in spec.features]
+        # Per replica: the graph of its last dequeue, and samples by feature.
+        self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
+
+    def fix_spec(self) -> config.EmbeddingSpec:
+        """Returns the spec for the engine, which keeps it."""
+        self._is_fixed = True
+        return dataclasses.replace(self._spec, features=tuple(self._features))
+
+    def declare(self, shapes: list[Shape]):
+        """Holds every later step to these shapes of samples.
+
+        Raises:
+          ValueError: If others were declared before, or contradict the
+            `output_shape` of a feature.
+        """
+        declared = []
+        for feature, shape in zip(self._spec.features, shapes):
+            if feature.output_shape is not None:
+                build_shapes.check(feature, feature.output_shape, shape)
+                # The shape of the feature comes first, as in TensorFlow.
+                shape = build_shapes.merge(feature.output_shape, shape)
+            declared.append(shape)
+        if self._declared_shapes is not None:
+            before, now = ([_count(one) for one in shapes] for shapes in (
+                self._declared_shapes, declared))
+            if before != now:
+                raise ValueError(
+                    "`build` was called with per-replica batch sizes "
+                    f"{before}. Received: {now}.")
+        for index, shape in enumerate(declared):
+            if self._spec.features[index].output_shape is None:
+                self._check_inner(index, shape[1:])
+                self._check_sequence(index, shape[1:])
+        for index, shape in enumerate(declared):
+            if self._spec.features[index].output_shape is None:
+                self._settle_inner(index, shape[1:])
+        self._declared_shapes = declared
+
+    def read_input(
+        self, index: int, value: Any, weight: Any,
+    ) -> feature_inputs.FeatureIds:
+        """Returns the input of feature `index` as the engine takes it.
+
+        A size known only at run time is checked then, by an
+        `InvalidArgumentError`.
+
+        Raises:
+          TypeError, ValueError: As `ragged_ids.read_feature`, and if it has
+            another shape than declared.
+        """
+        feature = self._spec.features[index]
+        inputs = feature_inputs.read_feature(feature, value, weight)
+        if feature.is_sequence:
+            if self._combines_places(index) and not inputs.inner_shape:
+                inputs = sample_places.fill_sequences(
+                    feature, inputs, feature.max_sequence_length)
+        elif isinstance(value, tf.RaggedTensor):
+            shape = self._known_shape(index)
+            if shape is not None and len(shape) > 1:
+                inputs = sample_places.fill(feature, inputs, shape)
+        self._check_inner(index, inputs.inner_shape)
+        self._check_sequence(index, inputs.inner_shape)
+        self._settle_inner(index, inputs.inner_shape)
+        return self._check_size(index, inputs)
+
+    def _check_size(
+        self, index: int, inputs: feature_inputs.FeatureIds,
+    ) -> feature_inputs.FeatureIds:
+        expected = self._declared(index)
+        if expected is None:
+            return inputs
+        message = (f"Input {self._spec.features[index].name!r} must have "
+                   f"{expected} samples, as `build` or its FeatureConfig "
+                   "was told.")
+        if inputs.static_num_samples is None:
+            check = tf.debugging.assert_equal(
+                tf.cast(inputs.num_samples, tf.int64),
+                tf.constant(expected, tf.int64), message)
+            with tf.control_dependencies([] if check is None else [check]):
+                inputs.num_samples = tf.identity(inputs.num_samples)
+        elif inputs.static_num_samples != expected:
+            raise ValueError(
+                f"{message} Received: {inputs.static_num_samples}.")
+        return inputs
+
+    def activation_shape(self, index: int) -> tf.TensorShape:
+        """Returns the shape of the activations of feature `index`."""
+        feature = self._features[index]
+        positions = [feature.max_sequence_length] * feature.is_sequence
+        inner = self._inner[index] or ()
+        first = self._declared(index)
+        if first is not None and inner:
+            first //= math.prod(inner)
+        return tf.TensorShape([first, *inner, *positions,
+                               self._spec.table_of(feature).dim])
+
+    def shape_activations(self, index: int, activations: tf.Tensor):
+        """Returns what the engine gave, `[num_samples, ...]`, in its shape."""
+        inner = self._inner[index]
+        shape = self.activation_shape(index)
+        if inner:
+            activations = tf.reshape(
+                activations, [-1, *inner, activations.shape[-1]])
+        return tf.ensure_shape(activations, shape)
+
+    def flatten_gradient(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
+        """Returns a gradient in the shape that the engine takes."""
+        if not self._inner[index]:
+            return gradient
+        return tf.reshape(gradient, [-1, gradient.shape[-1]])
+
+    def _check_inner(self, index: int, inner: Shape):
+        """Refuses other sizes than those of the first input."""
+        name = self._spec.features[index].name
+        known = self._inner[index]
+        if known is None:
+            if None in inner or 0 in inner:
+                raise ValueError(
+                    f"Input {name!r} must have sizes above 0 that are known "
+                    "while tracing, but for the first and the last; give its "
+                    "FeatureConfig an `output_shape`, or `build` its shape. "
+                    f"Received: {list(inner)} between them.")
+        elif len(inner) != len(known) or any(
+                one not in (None, other) for one, other in zip(inner, known)):
+            raise ValueError(
+                f"Input {name!r} must have samples of shape "
+                f"{['?', *known]}, as its FeatureConfig, `build` or the first "
+                f"step said. Received: {['?', *inner]}.")
+
+    def _check_sequence(self, index: int, inner: Shape):
+        """Refuses more dimensions where the engine has sequences already."""
+        feature = self._features[index]
+        if inner and feature.is_sequence and self._is_fixed:
+            raise ValueError(
+                f"Input {feature.name!r} of a sequence feature must be of rank "
+                "2, as when the engine was made; for more dimensions call "
+                "`build` with its shape before the first step. Received: "
+                f"samples of shape {['?', *inner]}.")
+
+    def _settle_inner(self, index: int, inner: Shape):
+        """Takes the sizes of the first input."""
+        if self._inner[index] is not None:
+            return
+        self._inner[index] = inner
+        feature = self._features[index]
+        if inner and feature.is_sequence:
+            logging.warning(
+                "`max_sequence_length` of feature %s is ignored for inputs of "
+                "rank %d: ids are combined.", feature.name, 2 + len(inner))
+            self._features[index] = dataclasses.replace(
+                feature, max_sequence_length=0)
+
+    def _combines_places(self, index: int) -> bool:
+        """Whether a sequence feature is none in the engine."""
+        return not self._features[index].is_sequence
+
+    def note_dequeued(self, replica: int, activations: list[tf.Tensor]):
+        """Remembers the sizes of the step that a replica has dequeued."""
+        self._dequeued[replica] = (_graph(), [
+            one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
+            for one in activations])
+
+    def dequeued_shape(self, replica: int, index: int) -> list[Any]:
+        """Returns the activations' shape, of sizes and scalar tensors.
+
+        Raises:
+          ValueError: If the step was dequeued in another function.
+        """
+        shape = self.activation_shape(index).as_list()
+        if shape[0] is None:
+            graph, num_samples = self._dequeued.get(replica, (None, None))
+            if num_samples is None or not _is_reachable(graph):
+                raise ValueError(
+                    "The gradient of feature "
+                    f"{self._spec.features[index].name!r} is None and its "
+                    "number of samples is not known here; pass zeros, or "
+                    "give `build` the batch size.")
+            shape[0] = num_samples[index]
+        return shape
+
+    def _declared(self, index: int) -> int | None:
+        return _count(self._known_shape(index) or (None,))
+
+    def _known_shape(self, index: int) -> Shape | None:
+        if self._declared_shapes is not None:
+            return self._declared_shapes[index]
+        return self._spec.features[index].output_shape
+
+
+def read_num_samples(
+    feature_config: Any, features: tuple[config.FeatureSpec, ...],
+    shapes: Any, batch_size: int | None,
+) -> list[Shape] | None:
+    """Reads the arguments of `build`; None when they say nothing.
+
+    Returns:
+      For each feature the shape of its samples: that of the input without
+      the last dimension, which is combined.
+    """
+    if isinstance(shapes, int) and not isinstance(shapes, bool):
+        shapes, batch_size = None, shapes
+    if shapes is not None:
+        return build_shapes.read(feature_config, features, shapes)
+    if batch_size is None:
+        return None
+    if not isinstance(batch_size, int) or isinstance(
+            batch_size, bool) or batch_size < 1:
+        raise ValueError(
+            "A per-replica batch size must be an int of at least 1. "
+            f"Received: {batch_size!r}.")
+    return [one.output_shape or (batch_size,) for one in features]
+
+
+def _count(shape: Shape) -> int | None:
+    """The samples of a shape; None where a size is unknown."""
+    return None if None in shape else math.prod(shape)
+
+
+def _graph():
+    """The graph being traced; None when executing eagerly."""
+    return None if tf.executing_eagerly() else (
+        tf.compat.v1.get_default_graph())
+
+
+def _is_reachable(graph) -> bool:
+    """Whether a tensor of `graph` can be used where we are.
+
+    Sizes seen eagerly must not be used in a function: they would be traced
+    as constants, and be wrong for the next batch.
+    """
+    here = _graph()
+    while here is not None and here is not graph:
+        here = getattr(here, "outer_graph", None)
+    return here is graph and (graph is not None or tf.executing_eagerly())

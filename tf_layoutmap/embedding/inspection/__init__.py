@@ -1,0 +1,1 @@
+"""What a dataset asks of its tables, before it is trained on."""

@@ -1,0 +1,1 @@
+"""TensorFlow's table and optimizer configs, read into frozen specs."""

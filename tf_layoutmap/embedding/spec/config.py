@@ -1,0 +1,248 @@
+"""Reads TensorFlow's table and feature configs into frozen specs.
+
+Pure: `TableConfig` and `FeatureConfig` are read by their attributes and never
+written to, so two embeddings may share them, each with its own optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_layoutmap.embedding.spec import optimizer_specs
+
+COMBINERS = ("mean", "sum", "sqrtn")
+
+
+OUT_OF_RANGE = ("error", "drop", "clip")
+
+# From here on float32 does not hold the number of each bucket.
+_MAX_NUM_BUCKETS = 2**23
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizationSpec:
+    """Rows are rounded to `num_buckets` values when they are looked up.
+
+    The values lie equally far apart from `lower` to `upper`, both included.
+    """
+
+    lower: float
+    upper: float
+    num_buckets: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """One table: `[num_rows, dim]`.
+
+    Attributes:
+      name: Unique among the tables of an embedding.
+      num_rows: Rows, at least 1.
+      dim: Columns, at least 1.
+      combiner: How the ids of a sample merge; one of `COMBINERS`.
+      initializer: Callable that gives the starting rows for a shape.
+      optimizer: The update rule; None for a table that only serves.
+      quantization: How rows are rounded in a lookup; None for as they are.
+      dtype: How rows are stored: `"float32"`, `"bfloat16"` or `"float16"`.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    combiner: str
+    initializer: Callable[..., Any]
+    optimizer: optimizer_specs.OptimizerSpec | None
+    quantization: QuantizationSpec | None = None
+    dtype: str = "float32"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether rows are stored in 16 bits."""
+        return self.dtype != "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its rows."""
+        return (2 if self.is_half else 4) * self.num_rows * self.dim
+
+    @property
+    def num_slot_bytes(self) -> int:
+        """Bytes of its slot variables, which are float32."""
+        slots = self.optimizer.slots if self.optimizer else ()
+        return 4 * self.num_rows * sum(slot.dim(self.dim) for slot in slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """One input column and the table it looks into.
+
+    Attributes:
+      name: Its path in the feature config, as `"ads/clicks"`.
+      table: Index of its table.
+      max_sequence_length: Positions of a sequence feature; 0 for a feature
+        whose ids are combined.
+      output_shape: The activations' shape without `dim`; None to take it
+        from the input.
+      validate: Whether serving checks the ids before it looks them up.
+    """
+
+    name: str
+    table: int
+    max_sequence_length: int
+    output_shape: tuple[int | None, ...] | None = None
+    validate: bool = True
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the ids keep their positions instead of being combined."""
+        return self.max_sequence_length > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingSpec:
+    """Everything a feature config says, in an order that never changes.
+
+    Attributes:
+      tables: In the order in which the features first name them.
+      features: In `tf.nest.flatten` order.
+    """
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+
+    def table_of(self, feature: FeatureSpec) -> TableSpec:
+        """Returns the table that `feature` looks into."""
+        return self.tables[feature.table]
+
+    def features_of(self, table: int) -> list[FeatureSpec]:
+        """Returns the features that look into table number `table`."""
+        return [one for one in self.features if one.table == table]
+
+
+def read_feature_config(
+    named_features: Sequence[tuple[str, Any]], optimizer: Any, *,
+    takes_slot_fn: bool = False,
+) -> tuple[EmbeddingSpec, list[Any]]:
+    """Reads a flattened feature config.
+
+    Args:
+      named_features: `(path, FeatureConfig)` pairs in flatten order.
+      optimizer: The optimizer of tables that bring none, or None.
+      takes_slot_fn: Whether optimizers may create their slot variables.
+
+    Returns:
+      The spec, and the `TableConfig` objects in the order of `spec.tables`.
+
+    Raises:
+      TypeError: If an entry is no `FeatureConfig`.
+      ValueError: If there is no feature, two tables have one name, or a
+        setting is one that the host engine does not carry out.
+    """
+    if not named_features:
+        raise ValueError(
+            "Argument `feature_config` must hold at least one FeatureConfig. "
+            "Received an empty structure.")
+    configs: list[Any] = []
+    features = []
+    for path, feature in named_features:
+        if not (hasattr(feature, "table")
+                and hasattr(feature, "max_sequence_length")):
+            raise TypeError(
+                "Argument `feature_config` must be a nested structure of "
+                "tf.tpu.experimental.embedding.FeatureConfig. Received: "
+                f"{type(feature)} at path {path!r}.")
+        # By identity: two equal configs are still two tables.
+        known = [one is feature.table for one in configs]
+        if not any(known):
+            configs.append(feature.table)
+            known.append(True)
+        features.append(_read_feature(path, feature, known.index(True)))
+    tables = [_read_table(config, index, optimizer, takes_slot_fn)
+              for index, config in enumerate(configs)]
+    _check_unique_names(tables)
+    return EmbeddingSpec(tuple(tables), tuple(features)), configs
+
+
+def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
+    name = path or feature.name or "feature"
+    output_shape = getattr(feature, "output_shape", None)
+    # FeatureConfig keeps an unset shape as a TensorShape of unknown rank.
+    if getattr(output_shape, "rank", None) is None:
+        return FeatureSpec(name, table, int(feature.max_sequence_length),
+                           None, feature.validate_weights_and_indices)
+    shape = tuple(output_shape.as_list())
+    if not shape or None in shape[1:] or 0 in shape[1:]:
+        raise ValueError(
+            "`output_shape` of a FeatureConfig must have at least one "
+            "dimension, and only the first may be unknown. Received: "
+            f"output_shape={output_shape} (feature {name!r}).")
+    # A shape says where each id goes, as TensorFlow has it: ragged ids of
+    # fewer samples are spread over it, without `max_sequence_length`.
+    return FeatureSpec(name, table, 0, shape,
+                       feature.validate_weights_and_indices)
+
+
+def _read_table(config: Any, index: int, optimizer: Any,
+                takes_slot_fn: bool) -> TableSpec:
+    name = f"table_{index}" if config.name is None else config.name
+    where = f"(table {name!r})"
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            "The name of a TableConfig must be a non-empty string. "
+            f"Received: name={name!r}.")
+    if getattr(config, "layout", None) is not None:
+        raise ValueError(
+            "The host engine does not support `layout` of a TableConfig, "
+            "which divides a table over SparseCores; leave it out. Received: "
+            f"{config.layout!r} {where}.")
+    if getattr(config, "dtype", "float32") != "float32":
+        raise ValueError(
+            "A TableConfig must be float32; `table_dtypes` of TPUEmbedding "
+            "says otherwise where rows shall take 16 bits. "
+            f"Received: dtype={config.dtype!r} {where}.")
+    if config.combiner not in COMBINERS:
+        raise ValueError(
+            f"The combiner of a TableConfig must be one of {COMBINERS}. "
+            f"Received: combiner={config.combiner!r} {where}.")
+    own = config.optimizer
+    return TableSpec(
+        name=name, num_rows=int(config.vocabulary_size), dim=int(config.dim),
+        combiner=config.combiner, initializer=config.initializer,
+        optimizer=optimizer_specs.read_optimizer(
+            optimizer if own is None else own, table=name,
+            takes_slot_fn=takes_slot_fn),
+        quantization=_read_quantization(
+            getattr(config, "quantization_config", None), where))
+
+
+def _read_quantization(quantization: Any, where: str):
+    if quantization is None:
+        return None
+    limits = quantization.lower, quantization.upper
+    if not all(isinstance(one, numbers.Real) and math.isfinite(one)
+               for one in limits) or not limits[0] < limits[1]:
+        raise ValueError(
+            "The limits of a QuantizationConfig must be finite, `lower` below "
+            f"`upper`. Received: {quantization!r} {where}.")
+    num_buckets = quantization.num_buckets
+    if not isinstance(num_buckets, int) or not (
+            2 <= num_buckets <= _MAX_NUM_BUCKETS):
+        raise ValueError(
+            "`num_buckets` of a QuantizationConfig must be an int in [2, "
+            f"{_MAX_NUM_BUCKETS}]. Received: {quantization!r} {where}.")
+    return QuantizationSpec(float(limits[0]), float(limits[1]), num_buckets)
+
+
+def _check_unique_names(tables: Sequence[TableSpec]):
+    seen = set()
+    for table in tables:
+        if table.name in seen:
+            raise ValueError(
+                "Tables must have unique names; a TableConfig without one is "
+                "called `table_{i}` by its place. Multiple tables with name "
+                f"{table.name!r} found.")
+        seen.add(table.name)

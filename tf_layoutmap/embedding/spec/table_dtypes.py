@@ -1,0 +1,80 @@
+"""Which tables store their rows in 16 bits.
+
+Pure: TensorFlow's dtypes are read by their name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_layoutmap.embedding.spec import config
+
+TABLE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def with_dtypes(
+    spec: config.EmbeddingSpec, table_configs: Sequence[Any],
+    table_dtypes: Any,
+) -> config.EmbeddingSpec:
+    """Returns the spec with the dtypes that a user asks for.
+
+    Args:
+      spec: Whose tables are float32.
+      table_configs: The `TableConfig` of each of its tables.
+      table_dtypes: One dtype for all tables; or a mapping from names of
+        tables, or their `TableConfig`, to dtypes, float32 where it has none;
+        or None. A dtype is one of `TABLE_DTYPES`, as a string or as
+        TensorFlow's object.
+
+    Raises:
+      ValueError: If a dtype is another one, or there is no such table; it
+        names the table.
+    """
+    if table_dtypes is None:
+        return spec
+    if not isinstance(table_dtypes, Mapping):
+        name = _read_dtype(table_dtypes, "")
+        found = [name] * len(spec.tables)
+    else:
+        found = ["float32"] * len(spec.tables)
+        for key, dtype in table_dtypes.items():
+            index = _index_of(key, spec, table_configs)
+            found[index] = _read_dtype(
+                dtype, f" (table {spec.tables[index].name!r})")
+    return dataclasses.replace(spec, tables=tuple(
+        dataclasses.replace(table, dtype=dtype)
+        for table, dtype in zip(spec.tables, found)))
+
+
+def _index_of(key, spec, table_configs) -> int:
+    for index, table in enumerate(spec.tables):
+        if key == table.name or key is table_configs[index]:
+            return index
+    raise ValueError(
+        "Argument `table_dtypes` must name tables of the feature config, "
+        f"{[table.name for table in spec.tables]}. Received: {key!r}.")
+
+
+def _read_dtype(dtype: Any, where: str) -> str:
+    name = {"half": "float16"}.get(dtype, dtype) if isinstance(
+        dtype, str) else getattr(dtype, "name", None)
+    if name not in TABLE_DTYPES:
+        raise ValueError(
+            f"Argument `table_dtypes` must hold one of {TABLE_DTYPES}. "
+            f"Received: {dtype!r}{where}.")
+    return name
+
+
+def read_seed(seed: Any) -> int:
+    """Returns a seed that an int64 holds.
+
+    Raises:
+      ValueError: If it is something else.
+    """
+    if not isinstance(seed, int) or not -2**63 <= seed < 2**63:
+        raise ValueError(
+            "Argument `rounding_seed` must be an int of 64 bits. "
+            f"Received: {seed!r}.")
+    return seed

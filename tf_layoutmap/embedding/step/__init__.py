@@ -1,0 +1,1 @@
+"""What the steps of both backends have in common."""

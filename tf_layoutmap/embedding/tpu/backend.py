@@ -1,0 +1,259 @@
+"""Carries the steps of a `TPUEmbedding` out on a TPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_layoutmap.embedding.step import forward_only, replicas, structure
+from tf_layoutmap.embedding.step import gradients as step_gradients
+from tf_layoutmap.embedding.tpu import (
+    cores,
+    enqueue_lists,
+    id_checks,
+    replicate_context,
+    sync,
+    transfer,
+)
+from tf_layoutmap.embedding.tpu import ops as tpu_ops
+from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
+from tf_layoutmap.embedding.tpu import tables as tpu_tables
+from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
+
+
+class TPUBackend:
+    """The operations of a TPU in place of the host engine."""
+
+    is_on_tpu = True
+
+    def __init__(self, feature_config: Any, tpu: TPUSpec,
+                 strategy_replicas: replicas.Replicas, is_pipelined: bool):
+        """Reads the strategy in scope, a TPUStrategy."""
+        self._feature_config = feature_config
+        self._tpu = tpu
+        self._spec = tpu.spec
+        self._replicas = strategy_replicas
+        self._cores = cores.Cores(strategy_replicas.strategy)
+        self._is_pipelined = is_pipelined
+        self._shapes = tpu_shapes.OutputShapes(tpu.spec.features)
+        self._modes = forward_only.StepModes(finds_forward_steps=False)
+        self._config: bytes | None = None
+        self.sync = sync.Sync()
+        self.checks_shapes = True
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the TPU is configured."""
+        return self._config is not None
+
+    @property
+    def config_proto(self) -> bytes | None:
+        """The serialized configuration; None before `create_tables`."""
+        return self._config
+
+    def declare(self, shapes: Any, batch_size: int | None):
+        """Takes the arguments of `build`."""
+        if isinstance(shapes, int) and not isinstance(shapes, bool):
+            shapes, batch_size = None, shapes
+        incoming = None
+        if shapes is not None:
+            incoming = tpu_shapes.of_build_argument(
+                self._feature_config, self._spec.features, shapes)
+        elif batch_size is not None:
+            incoming = tpu_shapes.of_batch_size(
+                self._spec.features, batch_size)
+        if not self.is_built:
+            self._shapes.settle(incoming)
+        elif incoming is not None:
+            self._shapes.check(incoming)
+
+    def create_tables(self) -> dict[str, dict[str, Any]]:
+        """Creates the host copies and configures the TPU.
+
+        Raises:
+          RuntimeError: If it is configured already.
+        """
+        if tpu_ops.is_initialized():
+            raise RuntimeError(
+                "TPU is already initialized for embeddings: by another "
+                "TPUEmbedding, of which a TPU holds one. Initialize the TPU "
+                "system again to make another.")
+        proto = create_config(
+            self._tpu, self._shapes.shapes, num_hosts=self._cores.num_hosts,
+            num_replicas=self._cores.num_replicas,
+            num_cores_per_replica=self._cores.num_cores_per_replica,
+            is_pipelined=self._is_pipelined)
+        # One line each: a long configuration does not fit into one message.
+        for line in ("TPU embedding configuration:", *str(proto).splitlines()):
+            logging.info("%s", line)
+        variables = tpu_tables.create_tables(self._tpu, self._cores.hosts)
+        for by_name in variables.values():
+            for one in by_name.values():
+                one.watch(self.sync)
+        config = proto.SerializeToString()
+        tpu_ops.configure(config)
+        self._config = config
+        return variables
+
+    def start(self, variables: dict[str, dict[str, Any]]):
+        """Sends the variables, which may hold restored values by now."""
+        self.sync.start(transfer.Transfer(
+            self._tpu, self._config, self._cores.hosts, variables))
+
+    def enqueue(self, features: Any, weights: Any, training: Any,
+                name: str | None, device: str | None,
+                build: Callable[[], None]):
+        """Hands one step over; see `TPUEmbedding.enqueue`."""
+        structure.check_same(
+            features, "features", self._feature_config, "feature_config")
+        if weights is not None:
+            structure.check_same(
+                weights, "weights", self._feature_config, "feature_config")
+        in_program = replicate_context.is_in_tpu_program()
+        steps = self._split(features, weights, device, in_program)
+        is_divided = device is None
+        if self.checks_shapes:
+            self._check_shapes([values for values, _ in steps], is_divided,
+                               build)
+        elif not self.is_built:
+            raise ValueError(
+                "Without a check of shapes at each `enqueue`, call `build` "
+                "with the shapes of one replica's inputs first.")
+        paths = [one.name for one in self._spec.features]
+        for values, given in steps:
+            replicate_context.check_on_host(list(zip(paths, values)))
+            for feature, value, weight in zip(
+                    self._spec.features, values, given):
+                enqueue_lists.check_weight(feature, value, weight)
+        self._modes.enqueued(name, training)
+        if in_program:
+            values, given = steps[0]
+            replicate_context.check_direct_inputs(list(zip(paths, values)))
+            # The mode is two constants and a choice even of a Python bool:
+            # the compiler looks for them to correct a wrong one.
+            replicate_context.run_on_host(lambda: self._enqueue_on(
+                None, values, given, name,
+                tf.where(training, "train", "inference")))
+            return
+        mode = _mode(training)
+        if device is not None:
+            values, given = steps[0]
+            self._enqueue_on(self._cores.named(device), values, given, name,
+                             mode)
+            return
+        for replica, (values, given) in enumerate(steps):
+            for part, core in enumerate(self._cores.of_replica(replica)):
+                self._enqueue_on(core, values, given, name, mode, part)
+
+    def dequeue(self, name: str | None) -> list[tf.Tensor]:
+        """Returns the activations of the oldest step, one per feature."""
+        self._modes.dequeued(name)
+        return tpu_ops.receive(len(self._spec.features), self._config, name)
+
+    def apply(self, gradients: Sequence[Any], name: str | None):
+        """Sends the gradients of the step dequeued last, one per feature."""
+        self._modes.applied(name)
+        checked = []
+        for feature, gradient, shape in zip(
+                self._spec.features, gradients, self._gradient_shapes()):
+            if gradient is None:
+                gradient = step_gradients.zero_gradient(feature, shape)
+            gradient = step_gradients.read_gradient(
+                feature, gradient, tf.TensorShape(shape))
+            # One whose static shape was lost gets it back.
+            checked.append(tf.reshape(gradient, shape))
+        rates = [
+            step_gradients.ask_learning_rate(rate, self._table_with(rate))
+            for rate in self._tpu.learning_rates]
+        tpu_ops.send(checked, rates, self._config, name)
+
+    def _split(self, features, weights, device, in_program):
+        """Flat inputs and weights of each replica that enqueues here."""
+        if in_program or device is not None:
+            if in_program and device is not None:
+                raise ValueError(
+                    "Argument `device` must be None inside `strategy.run`. "
+                    f"Received: device={device!r}.")
+            steps = [(features, weights)]
+        else:
+            steps = zip(self._replicas.split(features, "features"),
+                        self._replicas.split(weights, "weights"))
+        return [self._flatten(*step) for step in steps]
+
+    def _flatten(self, features, weights):
+        values = [
+            enqueue_lists.convert(feature, value)
+            for feature, value in zip(
+                self._spec.features, tf.nest.flatten(features))]
+        if self._cores.num_cores_per_replica and any(
+                isinstance(one, tf.RaggedTensor) for one in values):
+            raise ValueError(
+                "A replica of several cores (SPMD) does not take a "
+                "tf.RaggedTensor: its samples cannot be divided among them. "
+                "Pass `to_sparse()` of it.")
+        flat_weights = structure.flatten_weights(
+            weights, self._feature_config, like="feature_config")
+        return values, flat_weights
+
+    def _check_shapes(self, values_of_replicas, is_divided, build):
+        num_cores = self._cores.num_cores_per_replica if is_divided else None
+        for values in values_of_replicas:
+            incoming = [
+                tpu_shapes.of_input(feature, value, num_cores)
+                for feature, value in zip(self._spec.features, values)]
+            if not self.is_built:
+                self._shapes.settle(incoming)
+                build()
+            self._shapes.check(
+                incoming,
+                [isinstance(one, tf.RaggedTensor) for one in values])
+
+    def _enqueue_on(self, core: cores.Core | None, values, weights, name,
+                    mode, part: int | None = None):
+        """Enqueues on the host of a core; None in a TPU's program."""
+        # A device scope of None would undo that of the caller.
+        with tf.device(core.host) if core else contextlib.nullcontext():
+            num_cores = self._cores.num_cores_per_replica
+            if part is not None and num_cores:
+                values = [_part(one, part, num_cores) for one in values]
+                weights = [_part(one, part, num_cores) for one in weights]
+            lists = enqueue_lists.read_lists(
+                self._spec.features, values, weights)
+            checks = id_checks.check_ids(self._spec, lists.ids) if core else []
+            with tf.control_dependencies(checks):
+                tpu_ops.enqueue(
+                    lists, mode=mode, ordinal=core.ordinal if core else -1,
+                    combiners=[one.combiner for one in self._spec.tables],
+                    name=name)
+
+    def _gradient_shapes(self) -> list[list[int]]:
+        num_cores = self._cores.num_cores_per_replica or 1
+        return [
+            [shape[0] * num_cores, *shape[1:],
+             self._spec.table_of(feature).dim]
+            for feature, shape in zip(
+                self._spec.features, self._shapes.shapes)]
+
+    def _table_with(self, rate):
+        for table, optimizer in zip(self._spec.tables, self._tpu.optimizers):
+            if optimizer.learning_rate == rate:
+                return table
+        raise AssertionError("A learning rate belongs to some table.")
+
+
+def _mode(training: Any):
+    if tf.is_tensor(training) or isinstance(training, tf.Variable):
+        return tf.where(training, "train", "inference")
+    return "train" if training else "inference"
+
+
+def _part(value: Any, part: int, num_cores: int) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.split(value, num_split=num_cores, axis=0)[part]
+    return tf.split(value, num_or_size_splits=num_cores, axis=0)[part]

@@ -1,0 +1,1 @@
+"""The variables of tables and their slot variables."""

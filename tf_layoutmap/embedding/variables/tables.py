@@ -1,0 +1,96 @@
+"""Creates tables and their slot variables.
+
+They are plain variables on the host, under every strategy: one copy that all
+replicas look into. A table that is partitioned is a `ShardedVariable`; the
+engine reads its shards in place. Creators of `tf.variable_creator_scope` are
+asked for each; those of strategies, which would make copies, are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private, partition
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.variables import table_variable
+from tf_layoutmap.embedding.variables.table_variable import HOST, shards_of
+
+__all__ = ["HOST", "PARAMETERS", "ROUNDING_STEPS", "Partitioner",
+           "create_tables", "shards_of"]
+
+PARAMETERS = "parameters"
+# Of a table with 16-bit rows: how often it was updated. The rounding depends
+# on it, so it is saved with the table.
+ROUNDING_STEPS = "rounding_steps"
+
+Partitioner = Callable[..., Sequence[int]]
+
+
+def create_tables(
+    spec: config.EmbeddingSpec, partitioner: Partitioner | None,
+) -> dict[str, dict[str, Any]]:
+    """Creates the variables of all tables.
+
+    Args:
+      spec: The tables.
+      partitioner: None, or a callable as those of
+        `tf.distribute.experimental.partitioners`: of `shape` and `dtype`,
+        giving the number of shards of each axis.
+
+    Returns:
+      `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
+      a `tf.Variable`, or a `ShardedVariable` where the partitioner cuts the
+      table into more than one shard. A table with 16-bit rows also has
+      `"rounding_steps"`, an int64 scalar.
+
+    Raises:
+      TypeError: If a variable creator gives what is no variable.
+      ValueError: If an initializer gives another shape, or values that the
+        dtype of the table cannot hold, or the partitioner cuts along the
+        columns, or a variable creator gives what the engine cannot train;
+        all name the table.
+    """
+    variables = {}
+    with tf.device(HOST), tf.name_scope(""):
+        for table in spec.tables:
+            num_shards = _num_shards(table, partitioner)
+            variables[table.name] = _create_table(table, num_shards)
+    return variables
+
+
+def _num_shards(table: config.TableSpec, partitioner) -> int:
+    if partitioner is None:
+        return 1
+    parts = [int(part) for part in partitioner(
+        shape=tf.TensorShape([table.num_rows, table.dim]), dtype=tf.float32)]
+    if len(parts) != 2 or parts[1] != 1 or parts[0] < 1:
+        raise ValueError(
+            "Argument `partitioner` must cut a table along its rows only, "
+            "[num_shards, 1]. Received: "
+            f"{parts} (table {table.name!r}).")
+    # A shard without rows has nothing to hold.
+    return min(parts[0], table.num_rows)
+
+
+def _create_table(table: config.TableSpec, num_shards: int):
+    cut = partition.RowPartition.div(table.num_rows, num_shards)
+    # The engine trains a table that has an optimizer; a tape and a second
+    # optimizer must not find it among the trainable variables.
+    rows = table_variable.create(
+        table, table.name, table.initializer, cut, dim=table.dim,
+        trainable=table.optimizer is None, dtype=table.dtype)
+    variables = {PARAMETERS: rows}
+    for slot in table.optimizer.slots if table.optimizer else ():
+        variables[slot.name] = table_variable.create(
+            table, f"{table.name}/{slot.name}",
+            tf.constant_initializer(slot.initial_value), cut,
+            dim=slot.dim(table.dim), trainable=False)
+        table_variable.check_same_cut(table, rows, variables[slot.name])
+    if table.is_half and table.optimizer is not None:
+        variables[ROUNDING_STEPS] = _tf_private.ResourceVariable(
+            tf.constant(0, tf.int64), trainable=False,
+            name=f"{table.name}/{ROUNDING_STEPS}")
+    return variables

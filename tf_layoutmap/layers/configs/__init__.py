@@ -1,0 +1,1 @@
+"""Feature configs and schedules that Keras programs hand in."""

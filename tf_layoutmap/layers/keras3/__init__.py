@@ -1,0 +1,1 @@
+"""The layers of `tlm.layers` for Keras 3."""

@@ -1,0 +1,227 @@
+"""Keras 3's optimizers show the slot variables of shards as one table.
+
+Checkpoints walk over an optimizer's lists, weight files over its `variables`.
+Both see what an optimizer of an unsharded embedding has.
+"""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap.layers.keras3 import slot_tables
+from tf_layoutmap.sharded import ShardedVariable
+
+_ATTRIBUTE = "_shard_slots"
+
+
+class _JoinedList(_tf_private.Trackable):
+    """A list of an optimizer, as a checkpoint sees it: parts joined."""
+
+    def __init__(self, variables: Sequence[Any], whole_of: Any):
+        self._variables = variables
+        self._whole_of = whole_of
+        self._maybe_initialize_trackable()
+
+    def _trackable_children(self, save_type: str = "checkpoint",
+                            **kwargs: Any) -> dict[str, Any]:
+        children = {}
+        for number, one in enumerate(
+                slot_tables.join(self._variables, self._whole_of)):
+            if isinstance(one, slot_tables.SlotTable):
+                one = one.whole
+            if isinstance(one, _tf_private.Trackable):
+                children[str(number)] = one
+        return children
+
+    # Which restore came last is known of the list itself too.
+
+    @property
+    def _update_uid(self) -> int:
+        return max(self._self_update_uid, self._variables._update_uid)
+
+    @_update_uid.setter
+    def _update_uid(self, value: int) -> None:
+        self._self_update_uid = value
+
+    def take_deferred(self) -> None:
+        """Takes over what was restored before the variables were made.
+
+        The list would give it to the variable that stands at a number, and a
+        file counts those of all shards as one.
+        """
+        pending = self._variables._deferred_dependencies
+        self._deferred_dependencies.update(pending)
+        pending.clear()
+
+    def restore_deferred(self) -> None:
+        """Restores what is there by now."""
+        if not self._deferred_dependencies:
+            return
+        for name, child in self._trackable_children().items():
+            if name in self._deferred_dependencies:
+                self._handle_deferred_dependencies(name, child)
+
+
+class _ShardSlots:
+    """What an optimizer that trains shards of tables knows of them."""
+
+    def __init__(self, optimizer: Any, tables: dict[int, ShardedVariable],
+                 shards: dict[int, int]):
+        """Takes the table and the number of each weight, by its `id`."""
+        self._tables = tables
+        self._shards = shards
+        self._slots = {id(table): slot_tables.SlotTables(table)
+                       for table in tables.values()}
+        self._lists: dict[str, tuple[Any, _JoinedList]] = {}
+        self._weight: Any = None
+        self._held: dict[str, Any] = {}
+        self.joined = self._join("_variables", optimizer._variables)
+        self.joined.take_deferred()
+
+    @contextlib.contextmanager
+    def made_for(self, weight: Any) -> Iterator[None]:
+        """What is tracked meanwhile is a slot variable of `weight`."""
+        self._weight = weight if id(weight) in self._tables else None
+        try:
+            yield
+        finally:
+            self._weight = None
+
+    def hold_deferred(self, optimizer: Any) -> None:
+        """Keeps what was restored from lists that `build` fills one by one."""
+        pending = optimizer._deferred_dependencies
+        self._held = dict(pending)
+        pending.clear()
+
+    def release_deferred(self, optimizer: Any) -> None:
+        """Restores the lists that `build` has filled."""
+        optimizer._deferred_dependencies.update(self._held)
+        children = optimizer._trackable_children()
+        for name in self._held.keys() & children.keys():
+            optimizer._handle_deferred_dependencies(name, children[name])
+        self._held = {}
+
+    def track(self, variable: Any) -> None:
+        """Takes a variable of the optimizer that was just made."""
+        if self._weight is not None:
+            weight = id(self._weight)
+            self._slots[id(self._tables[weight])].add(
+                self._shards[weight], variable)
+        self.joined.restore_deferred()
+
+    def children(self, children: dict[str, Any]) -> dict[str, Any]:
+        """Returns the optimizer's children for a checkpoint."""
+        return {name: self._join(name, child)
+                if isinstance(child, list | tuple) and any(
+                    self._whole_of(one) is not None for one in child)
+                else child for name, child in children.items()}
+
+    def _join(self, name: str, variables: Any) -> _JoinedList:
+        # Checkpoints ask several times, and tell objects by their identity.
+        if name not in self._lists or self._lists[name][0] is not variables:
+            self._lists[name] = (
+                variables, _JoinedList(variables, self._whole_of))
+        return self._lists[name][1]
+
+    def _whole_of(self, variable: Any) -> Any | None:
+        whole = self._tables.get(id(variable))
+        return slot_tables.slot_table_of(variable) if whole is None else whole
+
+
+def _shards_of_tables(variables: Sequence[Any], kind: type) -> tuple[
+        dict[int, ShardedVariable], dict[int, int]]:
+    """Returns table and number of each shard in `variables`, by `id`.
+
+    Of a table that is there in part nothing is joined.
+    """
+    weights = [one for one in variables if isinstance(one, kind)]
+    shards_of: dict[int, set[int]] = {}
+    for weight in weights:
+        shards_of.setdefault(id(weight.table), set()).add(weight.shard)
+    joined = [weight for weight in weights
+              if len(weight.table.variables) == len(
+                  shards_of[id(weight.table)])]
+    return ({id(weight): weight.table for weight in joined},
+            {id(weight): weight.shard for weight in joined})
+
+
+@functools.cache
+def join_slots_of(kind: type) -> None:
+    """Makes optimizers show slot variables of `kind` as tables.
+
+    Args:
+      kind: A `keras.Variable` with a `table` and the number of its `shard`.
+    """
+    base, optimizer = _keras_private.BaseOptimizer, _keras_private.TFOptimizer
+    build = base.build
+    track = base._track_variable
+    save = base.save_own_variables
+    load = base.load_own_variables
+    add_from_reference = optimizer.add_variable_from_reference
+    trackable_children = optimizer._trackable_children
+
+    def slots_of(self):
+        return vars(self).get(_ATTRIBUTE)
+
+    @functools.wraps(build)
+    def build_with_tables(self, variables):
+        tables, shards = _shards_of_tables(variables, kind)
+        if not tables:
+            return build(self, variables)
+        slots = _ShardSlots(self, tables, shards)
+        # Not an attribute that Keras or TensorFlow tracks.
+        vars(self)[_ATTRIBUTE] = slots
+        slots.hold_deferred(self)
+        build(self, variables)
+        slots.release_deferred(self)
+        return None
+
+    @functools.wraps(add_from_reference)
+    def add_for_weight(self, reference_variable, *args, **kwargs):
+        slots = slots_of(self)
+        with (contextlib.nullcontext() if slots is None
+              else slots.made_for(reference_variable)):
+            return add_from_reference(
+                self, reference_variable, *args, **kwargs)
+
+    @functools.wraps(track)
+    def track_with_slots(self, variable):
+        track(self, variable)
+        slots = slots_of(self)
+        if slots is not None:
+            slots.track(variable)
+
+    def joined_children(self, save_type="checkpoint", **kwargs):
+        children = trackable_children(self, save_type, **kwargs)
+        slots = slots_of(self)
+        if slots is None or save_type != "checkpoint":
+            return children
+        return slots.children(children)
+
+    def is_joined(self):
+        return any(slot_tables.slot_table_of(one) is not None
+                   for one in self.variables)
+
+    @functools.wraps(save)
+    def save_joined(self, store):
+        if not is_joined(self):
+            return save(self, store)
+        return slot_tables.save(self.variables, store)
+
+    @functools.wraps(load)
+    def load_joined(self, store):
+        if not is_joined(self):
+            return load(self, store)
+        if not slot_tables.load(self.variables, store):
+            warnings.warn(slot_tables.skipped(self, store), stacklevel=2)
+        return None
+
+    base.build = build_with_tables
+    base._track_variable = track_with_slots
+    base.save_own_variables = save_joined
+    base.load_own_variables = load_joined
+    optimizer.add_variable_from_reference = add_for_weight
+    optimizer._trackable_children = joined_children

@@ -1,0 +1,267 @@
+"""`ShardedEmbedding` for Keras 3, on the host or on a mesh."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap.layers.keras3 import mesh_weights
+from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
+from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
+from tf_layoutmap.layers.shared import (
+    keras_version_guard,
+    stock_lookup,
+    whole_table_rules,
+)
+from tf_layoutmap.layers.shared.row_optimizer_base import (
+    refuse_replicas,
+    refuse_servers,
+)
+from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
+from tf_layoutmap.layout.keras3 import context as mesh_context
+from tf_layoutmap.layout.keras3 import embedding_rows
+from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded import initial_value
+
+
+@keras.saving.register_keras_serializable("tf_layoutmap")
+class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
+    """Turns ids into rows of a table that is held in shards.
+
+    Used as `keras.layers.Embedding`. With an `optimizer` of its own, a
+    training step reads and writes the rows of the batch and no others, so its
+    time does not grow with the table; equal ids count as one row that gets the
+    sum of their gradients.
+
+    >>> import keras, numpy as np
+    >>> import tf_layoutmap as tlm
+    >>> model = keras.Sequential([
+    ...     keras.Input([2], dtype="int64"),
+    ...     tlm.layers.ShardedEmbedding(
+    ...         5, 1, num_shards=2, optimizer="sgd",
+    ...         embeddings_initializer="zeros", name="words"),
+    ...     keras.layers.Flatten(),
+    ... ])
+    >>> table = model.get_layer("words")
+    >>> table.optimizer.learning_rate = 1.0
+    >>> model.compile("adam", loss=lambda y, x: keras.ops.sum(x, axis=1))
+    >>> _ = model.fit(np.array([[3, 3]]), np.zeros([1]), verbose=0)
+    >>> table.embeddings.numpy().ravel().tolist()
+    [0.0, 0.0, 0.0, -2.0, 0.0]
+
+    The table is initialised shard by shard, and is one array in `.keras` and
+    `.weights.h5` files and in checkpoints: those load into any number of
+    shards, and checkpoints also from and into `keras.layers.Embedding`. An
+    exported model uses TensorFlow's own operations only.
+
+    The table's step is taken when the model's optimizer is applied: in `fit`
+    and `train_on_batch`, and in a loop of your own by `apply_gradients` with
+    the gradients of `trainable_variables`. The layer may be called several
+    times in a step. Settings of the model's optimizer other than its loss
+    scale (clipping, weight decay, averaging) do not reach the table.
+
+    Under `tlm.layout_map_scope` the table is one weight on the mesh, whose
+    rows the layout of `<layer>.embeddings` divides among the devices.
+
+    Attributes:
+      optimizer: The `RowOptimizer`, or None.
+      num_shards: Into how many shards the table is cut; on a mesh the layout
+        says so.
+    """
+
+    _keras = keras
+    _row_optimizer = RowOptimizer
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        # XLA has no kernels for our ops, and would drop the check of ids.
+        self.supports_jit = False
+        self._is_on_mesh = False
+
+    __init__.__doc__ = EmbeddingCore.__init__.__doc__
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the table."""
+        if self.built:
+            return
+        refuse_replicas(self.name)
+        if self.optimizer:
+            refuse_servers(self.name)
+        shape = (self.input_dim, self.output_dim)
+        home, owner, _ = mesh_context.home_of_new_variable()
+        self._is_on_mesh = home is not None
+        if self._is_on_mesh:
+            self._build_on_mesh(home, owner, shape)
+        elif self.optimizer:
+            self._embeddings = TableWeight(
+                self._make_table, shape, optimizer=self.optimizer)
+        else:
+            sizes = RowPartition.div(self.input_dim, self.num_shards).sizes
+            self._shard_weights = [
+                ShardWeight(self._make_table, shard, (size, self.output_dim),
+                            dtype=self.variable_dtype,
+                            is_whole=len(sizes) == 1)
+                for shard, size in enumerate(sizes)]
+            self._rule_shards()
+        for weight in self._trainable_variables:
+            weight.trainable = self.trainable
+        self.built = True
+
+    def _rule_shards(self) -> None:
+        """Hands regularizer and constraint to one shard, which does it all."""
+        last = self._shard_weights[-1]
+        if self.embeddings_regularizer is not None:
+            last.regularizer = whole_table_rules.WholeTableRegularizer(
+                self.embeddings_regularizer, self._make_table)
+        if self.embeddings_constraint is not None:
+            last.constraint = whole_table_rules.WholeTableConstraint(
+                self.embeddings_constraint, self._make_table)
+
+    def _build_on_mesh(self, home: Any, owner: Any,
+                       shape: tuple[int, int]) -> None:
+        if self._is_cut_by_hand:
+            raise ValueError(
+                "Arguments `num_shards` and `partitioner` must be None on a "
+                "mesh, where the LayoutMap cuts tables. Received: "
+                f"num_shards={self.num_shards} (layer {self.name!r}).")
+        if self.optimizer and (
+                self.embeddings_regularizer or self.embeddings_constraint):
+            raise ValueError(
+                "Arguments `embeddings_regularizer` and "
+                "`embeddings_constraint` must be None on a mesh for a table "
+                "with an optimizer of its own; use optimizer=None. Received: "
+                f"{self.embeddings_regularizer!r} and "
+                f"{self.embeddings_constraint!r} (layer {self.name!r}).")
+        initializer = self._whole_table_initializer(home.init)
+        if self.optimizer:
+            self._embeddings = mesh_weights.MeshTableWeight(
+                home, owner, initializer, shape, optimizer=self.optimizer)
+        else:
+            self._embeddings = self.add_weight(
+                shape, initializer, name="embeddings", autocast=False,
+                regularizer=self.embeddings_regularizer,
+                constraint=self.embeddings_constraint)
+
+    def _whole_table_initializer(self, init: str) -> Callable[..., Any]:
+        initializer = self.embeddings_initializer
+        if init == "sharded" and isinstance(
+                initializer, keras.initializers.Initializer):
+            return initializer
+
+        # As a table in one shard asks for it: the same bits.
+        def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
+            return initial_value.of_shard(
+                initializer, tuple(shape), tf.as_dtype(dtype),
+                RowPartition.div(shape[0], 1), 0, self.name)
+
+        return whole
+
+    def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
+        seed = initializer.seed
+        if isinstance(seed, keras.random.SeedGenerator):
+            seed = tf.convert_to_tensor(seed.next())
+        elif isinstance(seed, int) and 0 <= seed < 2**32:
+            seed = tf.constant([seed, 0], tf.uint32)
+        else:
+            return None
+        # As Keras makes int32 of it, which TensorFlow's operations take.
+        if seed.dtype != tf.int32:
+            seed = tf.cast(
+                tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+        return seed
+
+    def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
+        """Returns why the table cannot have a layout; for layout maps."""
+        return mesh_weights.layout_problems(self, axes)
+
+    @property
+    def embeddings(self) -> Any:
+        """The table, `[input_dim, output_dim]`.
+
+        A `ShardedVariable`; on a mesh, the `keras.Variable`.
+        """
+        return self._embeddings if self._is_on_mesh else super().embeddings
+
+    def call(self, inputs: Any) -> Any:
+        if self._is_on_mesh:
+            return self._call_on_mesh(inputs)
+        return super().call(inputs)
+
+    call.__doc__ = EmbeddingCore.call.__doc__
+
+    def _exported_shards(self) -> list[tf.Variable]:
+        return [weight.value for weight in self._shard_weights]
+
+    def _refuse_other_flavour(self, inputs: Any) -> None:
+        keras_version_guard.refuse_tf_keras(self, inputs)
+
+    def _call_on_mesh(self, inputs: Any) -> Any:
+        ids = tf.convert_to_tensor(inputs) if not isinstance(
+            inputs, tf.RaggedTensor | tf.SparseTensor) else inputs
+        if not isinstance(ids, tf.Tensor) or not ids.dtype.is_integer:
+            raise TypeError(
+                "On a mesh, ids must be a dense tensor of integers; declare "
+                'them, as by keras.Input(shape, dtype="int64"). Received: '
+                f"{type(inputs).__name__} of {ids.dtype.name} (layer "
+                f"{self.name!r}).")
+        ids = self._ids(ids)
+        if _keras_private.is_abstract():
+            # Keras is only after the shape.
+            rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0))
+        elif _tf_private.in_save_context() or (
+                not ids.shape.is_fully_defined()):
+            # DTensor compiles no sizes that it does not know: an export.
+            rows = stock_lookup.gather([self._embeddings.value], ids,
+                                       self.name)
+        elif self.optimizer:
+            rows = embedding_rows.lookup(self._embeddings, ids)
+        else:
+            rows = stock_lookup.gather_with_dense_gradient(
+                self._embeddings.value, ids)
+        return tf.cast(rows, self.compute_dtype)
+
+    # Shapes and masks, as of keras.layers.Embedding.
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Returns which ids are not padding; None without `mask_zero`."""
+        del mask
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_shape(self, input_shape: Any) -> tuple:
+        """Returns `input_shape + (output_dim,)`."""
+        return (*input_shape, self.output_dim)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """Returns the same as a `KerasTensor`."""
+        return keras.KerasTensor(
+            self.compute_output_shape(inputs.shape), dtype=self.compute_dtype,
+            ragged=getattr(inputs, "ragged", False))
+
+    # Saving: one table.
+
+    def _trackable_children(self, save_type: str = "checkpoint",
+                            **kwargs: Any) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        # The weights or the table, and not both: they are the same rows.
+        if self._table is not None and not self.optimizer:
+            children.pop("_shard_weights", None)
+            if save_type == "checkpoint":
+                children["_embeddings"] = self._table
+            else:
+                children["_shard_weights"] = list(self._shard_weights)
+        return children
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        config = super().get_config()
+        return {**config, "num_shards": None} if self._is_on_mesh else config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ShardedEmbedding":
+        """Makes a layer from what `get_config` returned."""
+        if mesh_context.active_home() is not None:
+            # The mesh cuts the table anew, however it was cut before.
+            config = {**config, "num_shards": None}
+        return super().from_config(config)

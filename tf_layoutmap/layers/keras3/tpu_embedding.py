@@ -1,0 +1,197 @@
+"""`TPUEmbedding` as a Keras layer: nested features in, activations out."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
+from tf_layoutmap.layers.shared.tpu_embedding_base import (
+    TPUEmbeddingCore,
+    read_feature_config,
+)
+
+
+class _StepWeight(keras.Variable):
+    """Tells a layer when the model's optimizer takes a step.
+
+    By `overwrite_with_gradient` the optimizer hands its gradient to `assign`,
+    inside its `apply`: then the step is really taken.
+    """
+
+    def __init__(self, layer: "TPUEmbedding"):
+        self._layer = layer
+        # Of a callable: Keras may be tracing, and make the value later.
+        super().__init__(
+            keras.initializers.Zeros(), shape=layer._steps.mark_shape,
+            name="marks", dtype="float32", autocast=False)
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """True: gradients come to `assign`."""
+        return True
+
+    @overwrite_with_gradient.setter
+    def overwrite_with_gradient(self, value: bool) -> None:
+        raise AttributeError("A step weight has no gradient of its own.")
+
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        return missing_gradients.message(
+            self._layer.name, self._layer._steps.table_names)
+
+    def assign(self, value):
+        optimizer = _keras_private.applying_optimizer()
+        if optimizer is None:
+            return super().assign(value)
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        if steps:
+            raise ValueError(
+                "The model's optimizer must not accumulate gradients: the "
+                "tables have optimizers of their own, which take each as a "
+                f"step. Received: gradient_accumulation_steps={steps} (layer "
+                f"{self._layer.name!r}).")
+        scale = optimizer.loss_scale_factor
+        self._layer._steps.apply(value if scale is None else value / scale)
+        return value
+
+
+# So that what comes to `assign` is a mark over the scale.
+_keras_private.unscale_gradients_of(_StepWeight)
+_keras_private.require_gradients_of(_StepWeight)
+
+
+@keras.saving.register_keras_serializable("tf_layoutmap")
+class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
+    """Looks up all features of a model, in tables with their own optimizers.
+
+    The layer holds a `tlm.TPUEmbedding`. In training a call is one step of
+    it: the tables take theirs when the model's optimizer is applied, by `fit`,
+    `train_on_batch` or `apply_gradients` in a loop of your own. In evaluation,
+    prediction and export it looks up by TensorFlow's own operations.
+
+    >>> import keras, numpy as np, tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> tpu = tf.tpu.experimental.embedding
+    >>> words = tpu.TableConfig(4, 1, tf.ones, combiner="sum", name="words")
+    >>> inputs = {"title": keras.Input([2], dtype="int64")}
+    >>> layer = tlm.layers.TPUEmbedding(
+    ...     {"title": tpu.FeatureConfig(words)}, tpu.SGD(1.0))
+    >>> model = keras.Model(inputs, layer(inputs)["title"])
+    >>> model.compile("adam", loss=lambda y, x: keras.ops.sum(x, axis=1))
+    >>> _ = model.fit({"title": np.array([[3, 0]])}, np.zeros([1]), verbose=0)
+    >>> layer.embedding_tables[words].numpy().ravel().tolist()
+    [0.0, 1.0, 1.0, 0.0]
+
+    In a training step the layer is called once. The model's optimizer must
+    not accumulate gradients; a loss scale is taken out of them, and its other
+    settings (clipping, decay) do not reach the tables. A step that is not
+    applied is forgotten by the next call. `.keras` and `.weights.h5` files
+    and checkpoints hold tables and slot variables; a `.keras` file needs
+    learning rates that are numbers.
+
+    It works under `OneDeviceStrategy` and `MirroredStrategy`, when it is made
+    in `strategy.scope()` as its model is. The tables stay one copy on the
+    host and take one step per global batch. Gradients are summed feature by
+    feature, then in the order of the samples of the global batch, so that the
+    tables become those of one replica; a row's gradient is what reaches it,
+    not divided by the number of replicas: Keras' losses already are.
+
+    Under `TPUStrategy`, real or emulated, steps and lookups are the TPU's:
+    batches have one known size, dense inputs one id per sample, and the layer
+    is called inside `strategy.run`, as `fit`, `evaluate` and `predict` do.
+
+    Attributes:
+      embedding: The `tlm.TPUEmbedding`.
+    """
+
+    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
+                 feature_configs: Any = None, table_stacking: Any = "auto",
+                 partitioner: Any = None, out_of_range: str = "error",
+                 table_dtypes: Any = None, rounding_seed: int = 0,
+                 **kwargs: Any):
+        """Makes the layer.
+
+        Args:
+          feature_config: Nested structure of
+            `tf.tpu.experimental.embedding.FeatureConfig`, or of
+            `keras_rs.layers.FeatureConfig`.
+          optimizer: Of tables that bring none: one of
+            `tf.tpu.experimental.embedding`, a Keras optimizer or its name;
+            None for tables that only serve, with `trainable=False`.
+          feature_configs: Another name of `feature_config`, that of
+            `keras_rs.layers.DistributedEmbedding`.
+          table_stacking: Of keras-rs: which tables a SparseCore keeps as one.
+            It changes no result, and nothing here.
+          partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
+          out_of_range: As of `tlm.TPUEmbedding`.
+          table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
+            halves the memory of the rows. Activations are of the layer's
+            compute dtype all the same.
+          rounding_seed: As of `tlm.TPUEmbedding`.
+          **kwargs: Those of every Keras layer, such as `name`.
+
+        Raises:
+          TypeError, ValueError: As of `tlm.TPUEmbedding`; or if a fact of
+            keras-rs' configs has no counterpart.
+        """
+        super().__init__(**kwargs)
+        # XLA has no kernels for our ops, and ids must not become float16.
+        self.supports_jit = False
+        self.autocast = False
+        self._make_steps(
+            read_feature_config(feature_config, feature_configs,
+                                table_stacking, self.name),
+            optimizer, partitioner=partitioner, out_of_range=out_of_range,
+            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the tables."""
+        del input_shape
+        if self.built:
+            return
+        self._steps.build()
+        self._marks = _StepWeight(self)
+        self._marks.trainable = self.trainable
+        self.built = True
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, of a Keras 3 model only."""
+        keras_version_guard.refuse_tf_keras(self, inputs)
+        return super().__call__(inputs, *args, **kwargs)
+
+    def call(self, inputs: Any, weights: Any = None,
+             training: bool | None = None) -> Any:
+        """Returns the activations of all features.
+
+        Args:
+          inputs: Structure of the feature config, as `enqueue` of
+            `tlm.TPUEmbedding` takes it.
+          weights: None, or the same structure of weights.
+          training: None or a bool. The tables train where a gradient tape
+            records the call, whatever this is; True says that one will, where
+            a `tf.function` is traced outside of the tape.
+
+        Returns:
+          Structure of the feature config with tensors of the compute dtype.
+        """
+        if _keras_private.is_abstract() and self._steps.is_on_tpu:
+            return self._cast(self._steps.zeros(inputs))
+        if _keras_private.is_abstract():
+            # `fit` of several replicas traces with the mean of their ids.
+            inputs = tf.nest.map_structure(
+                lambda ids: tf.cast(ids, tf.int64), inputs)
+        elif self.trainable and self._steps.trains(
+                self._marks.value, training):
+            return self._cast(self._steps.start(
+                tf.convert_to_tensor(self._marks), inputs, weights))
+        return self._cast(self._steps.look_up(inputs, weights))
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None,
+                            training: bool | None = None) -> Any:
+        """Returns the activations as `KerasTensor`s."""
+        del weights, training
+        return tf.nest.pack_sequence_as(self._steps.feature_config, [
+            keras.KerasTensor(shape, dtype=self.compute_dtype)
+            for shape in self._steps.output_shapes(inputs)])

@@ -1,0 +1,1 @@
+"""What the layers are in both versions of Keras."""

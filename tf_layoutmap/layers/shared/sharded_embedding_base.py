@@ -1,0 +1,305 @@
+"""What `ShardedEmbedding` is in every flavour of Keras."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap.layers.shared import (
+    initial_values,
+    stock_lookup,
+    table_weights_file,
+    whole_table_rules,
+)
+from tf_layoutmap.layers.shared.host_table import HOST
+from tf_layoutmap.sharded import ShardedVariable
+
+
+class EmbeddingCore:
+    """A mixin before the `Layer` of one flavour.
+
+    The layer's class has `_keras`, the module of its flavour, and
+    `_row_optimizer`, its optimizer class. Its `build` makes the table, by
+    `_make_table`, and tells Keras about the weights.
+    """
+
+    _keras: Any
+    _row_optimizer: type
+    _table_class: type[ShardedVariable] = ShardedVariable
+
+    def __init__(self, input_dim: int, output_dim: int, *,
+                 num_shards: int | None = None,
+                 partitioner: Callable[..., list[int]] | None = None,
+                 embeddings_initializer: Any = "uniform",
+                 embeddings_regularizer: Any = None,
+                 embeddings_constraint: Any = None,
+                 optimizer: Any = None, mask_zero: bool = False,
+                 **kwargs: Any):
+        """Makes the layer.
+
+        Args:
+          input_dim: Rows of the table; ids are in `[0, input_dim)`.
+          output_dim: Columns of the table.
+          num_shards: Shards at most; 1 when nothing is said. On a mesh
+            neither this nor `partitioner` may be given.
+          partitioner: Instead, one of `tlm.partitioners`.
+          embeddings_initializer: Name or object of a Keras initializer, or a
+            callable as `ShardedVariable.create` takes it. Those of Keras give
+            the values of `Embedding` with the same seed for any number of
+            shards; a callable of your own is asked for one shard at a time,
+            so it must not depend on the whole shape.
+          embeddings_regularizer: None, or the name or object of a Keras
+            regularizer, or a callable. With an `optimizer` it sees the rows
+            that a call looks up, each once; else the whole table.
+          embeddings_constraint: None, or the name or object of a Keras
+            constraint, or a callable. With an `optimizer` it is applied to
+            the rows that a step has changed, and must treat each row by
+            itself (`axis=1`); else to the whole table.
+          optimizer: Trains the table: `"sgd"`, `"adagrad"`, or an object of
+            `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
+            learning rate may also be a Keras schedule. None leaves the shards
+            to the model's optimizer, whose steps touch every row.
+          mask_zero: Whether id 0 is padding, to be masked.
+          **kwargs: Those of every Keras layer, such as `name`.
+
+        Raises:
+          TypeError, ValueError: An argument is none of these, or `optimizer`
+            is given and the layer's variables are not float32.
+        """
+        # Before Keras looks at attributes, so that it does not track it.
+        vars(self)["_table"] = None
+        # Ids must not become float16.
+        super().__init__(**{"autocast": False, **kwargs})
+        where = f"layer {self.name!r}"
+        self.input_dim = _checks.check_int(
+            "input_dim", input_dim, lowest=1, where=where)
+        self.output_dim = _checks.check_int(
+            "output_dim", output_dim, lowest=1, where=where)
+        self.num_shards = self._count_shards(num_shards, partitioner)
+        self._is_cut_by_hand = not num_shards is partitioner is None
+        self.embeddings_initializer = self._keras.initializers.get(
+            embeddings_initializer)
+        self.optimizer = self._row_optimizer.read(optimizer, self.name)
+        self.embeddings_regularizer = whole_table_rules.check_callable(
+            "embeddings_regularizer",
+            self._keras.regularizers.get(embeddings_regularizer), where)
+        self.embeddings_constraint = whole_table_rules.check_callable(
+            "embeddings_constraint",
+            self._keras.constraints.get(embeddings_constraint), where)
+        if self.optimizer:
+            whole_table_rules.check_by_row(self.embeddings_constraint, where)
+            vars(self.optimizer)["row_constraint"] = self.embeddings_constraint
+        if self.optimizer and self.variable_dtype != "float32":
+            raise ValueError(
+                "Argument `optimizer` must be None unless variables are "
+                f"float32. Received: {self.variable_dtype} ({where}).")
+        self.mask_zero = _checks.check_type(
+            "mask_zero", mask_zero, bool, "a bool", where=where)
+        self.supports_masking = self.mask_zero
+
+    def _count_shards(self, num_shards: Any, partitioner: Any) -> int:
+        where = f"layer {self.name!r}"
+        if num_shards is not None and partitioner is not None:
+            raise ValueError(
+                "Arguments `num_shards` and `partitioner` must not both be "
+                f"given. Received: {num_shards!r} and {partitioner!r} "
+                f"({where}).")
+        if partitioner is None:
+            num_shards = 1 if num_shards is None else num_shards
+            return min(self.input_dim, _checks.check_int(
+                "num_shards", num_shards, lowest=1, where=where))
+        if not callable(partitioner):
+            raise TypeError(_checks.message(
+                "partitioner", "callable", partitioner, where))
+        counts = list(partitioner(
+            tf.TensorShape([self.input_dim, self.output_dim]),
+            tf.as_dtype(self.variable_dtype)))
+        if len(counts) != 2 or counts[1] != 1:
+            raise ValueError(
+                "Argument `partitioner` must cut the rows only, "
+                f"[num_shards, 1]. Received: {counts} ({where}).")
+        return _checks.check_int("num_shards", counts[0], lowest=1,
+                                 highest=self.input_dim, where=where)
+
+    # The table.
+
+    def _make_table(self) -> ShardedVariable:
+        """Returns the table, which the first call makes."""
+        if self._table is None:
+            # The name is whole: tf_keras builds in a scope of the layer's.
+            with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
+                vars(self)["_table"] = self._table_class.create(
+                    self._first_values(),
+                    shape=(self.input_dim, self.output_dim),
+                    dtype=tf.as_dtype(self.variable_dtype),
+                    num_shards=self.num_shards,
+                    name=f"{self.name}/embeddings")
+        return self._table
+
+    def _first_values(self) -> Callable[..., Any]:
+        """What gives each shard its first rows."""
+        initializer = self.embeddings_initializer
+        simple = self._keras.initializers
+        if not isinstance(initializer, simple.Initializer) or isinstance(
+                initializer, simple.Zeros | simple.Ones):
+            return initializer
+        return initial_values.of_one_table(
+            initializer, (self.input_dim, self.output_dim),
+            tf.as_dtype(self.variable_dtype), self._draw_of)
+
+    def _draw_of(self, initializer: Any) -> initial_values.Draw | None:
+        """The random numbers of one of Keras' initializers, if known."""
+        found = self._seed_and_numbers(initializer)
+        if found is None:
+            return None
+        distribution, seed, first, second = found
+        first, second = (tf.constant(one, tf.float32)
+                         for one in (first, second))
+        if distribution == "uniform":
+            return initial_values.Draw(
+                distribution, seed, second - first, first)
+        return initial_values.Draw(distribution, seed, second, first)
+
+    def _seed_and_numbers(self, initializer: Any) -> tuple | None:
+        """Distribution, seed and its two numbers; None if it is not known."""
+        kinds = self._keras.initializers
+        for kind, distribution, names in (
+                (kinds.RandomUniform, "uniform", ("minval", "maxval")),
+                (kinds.RandomNormal, "normal", ("mean", "stddev")),
+                (kinds.TruncatedNormal, "truncated_normal",
+                 ("mean", "stddev"))):
+            # A subclass may draw otherwise.
+            if type(initializer) is kind:
+                seed = self._stateless_seed(initializer)
+                return None if seed is None else (
+                    distribution, seed,
+                    *(getattr(initializer, name) for name in names))
+        return None
+
+    def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
+        """The seed of its next numbers, `[2]` int32; None if not known."""
+        raise NotImplementedError
+
+    @property
+    def embeddings(self) -> ShardedVariable:
+        """The table, `[input_dim, output_dim]`."""
+        if self._table is None:
+            raise AttributeError(
+                f"The table of layer {self.name!r} is made when the layer is "
+                "built; call the layer, or `build`, first.")
+        return self._table
+
+    # The lookup.
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the rows of `inputs`.
+
+        Args:
+          inputs: Tensor or `tf.RaggedTensor` of integers, of any shape.
+
+        Returns:
+          `inputs.shape + [output_dim]` in the layer's compute dtype.
+
+        Raises:
+          TypeError: `inputs` are not integers.
+          RuntimeError: A layer of the other flavour of Keras calls.
+          tf.errors.InvalidArgumentError: An id is outside the table.
+        """
+        self._refuse_other_flavour(inputs)
+        if isinstance(inputs, tf.RaggedTensor):
+            return tf.ragged.map_flat_values(self.call, inputs)
+        ids = self._ids(inputs)
+        if self._table is None:
+            # Keras is only after the shape, and makes the table later.
+            return tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0),
+                            self.compute_dtype)
+        return tf.cast(self._rows(ids), self.compute_dtype)
+
+    def _ids(self, inputs: Any) -> tf.Tensor:
+        """Returns `inputs` as int32 or int64."""
+        if isinstance(inputs, tf.SparseTensor):
+            raise TypeError(
+                "Ids must be a dense or a ragged tensor. Received: a "
+                f"tf.SparseTensor (layer {self.name!r}).")
+        ids = tf.convert_to_tensor(inputs)
+        if ids.dtype in (tf.int32, tf.int64):
+            return ids
+        if ids.dtype.is_integer and ids.dtype != tf.uint64:
+            return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
+        # Keras' Sequential without an Input makes floats of all numbers.
+        exact = 2 ** (tf.experimental.numpy.finfo(
+            ids.dtype.as_numpy_dtype).nmant + 1) if ids.dtype.is_floating else 0
+        if self.input_dim > exact:
+            raise TypeError(
+                "Ids must be integers; declare them, as by "
+                'keras.Input(shape, dtype="int64"). Received: dtype '
+                f"{ids.dtype.name}, which does not tell all ids below "
+                f"{self.input_dim} from each other (layer {self.name!r}).")
+        whole = tf.debugging.Assert(
+            tf.reduce_all(tf.equal(ids, tf.round(ids))),
+            [f"Ids of layer {self.name!r} must be whole numbers.", ids])
+        with tf.control_dependencies([] if whole is None else [whole]):
+            return tf.cast(ids, tf.int64)
+
+    def _rows(self, ids: tf.Tensor) -> tf.Tensor:
+        if (self.optimizer and self.embeddings_regularizer is not None
+                and not _tf_private.in_save_context()):
+            self.add_loss(whole_table_rules.loss_of_rows(
+                self.embeddings_regularizer, self.embeddings, ids))
+        if self.optimizer or not _tf_private.in_save_context():
+            return self.embeddings.sparse_read(ids)
+        # An exported model holds the weights that Keras lists: each shard.
+        return stock_lookup.gather(self._exported_shards(), ids, self.name)
+
+    def _exported_shards(self) -> list[tf.Variable]:
+        raise NotImplementedError
+
+    def _refuse_other_flavour(self, inputs: Any) -> None:
+        raise NotImplementedError
+
+    # Saving: one table.
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the table as one array; the optimizer writes its own."""
+        if self.built:
+            table_weights_file.save(store, "0", self.embeddings)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` of any number of shards wrote."""
+        if not self.built:
+            raise ValueError(
+                f"Layer {self.name!r} must be built before weights are "
+                "loaded; call the model, or `build`, first.")
+        if sorted(store.keys()) != ["0"]:
+            raise ValueError(
+                f"The saved weights of layer {self.name!r} must be one "
+                f"table. Received: {sorted(store.keys())}.")
+        table_weights_file.load(store, "0", self.embeddings)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "num_shards": self.num_shards,
+            "embeddings_initializer": self._keras.initializers.serialize(
+                self.embeddings_initializer),
+            "embeddings_regularizer": self._keras.regularizers.serialize(
+                self.embeddings_regularizer),
+            "embeddings_constraint": self._keras.constraints.serialize(
+                self.embeddings_constraint),
+            "optimizer": (
+                self.optimizer and
+                self._keras.saving.serialize_keras_object(self.optimizer)),
+            "mask_zero": self.mask_zero,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Makes a layer from what `get_config` returned."""
+        optimizer = config["optimizer"]
+        if isinstance(optimizer, dict):
+            optimizer = cls._keras.saving.deserialize_keras_object(optimizer)
+        return cls(**{**config, "optimizer": optimizer})

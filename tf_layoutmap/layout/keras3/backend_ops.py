@@ -1,0 +1,122 @@
+"""Operations of `keras.ops` that Keras makes in a way DTensor cannot divide."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh import pinning, trace_context
+from tf_layoutmap.layout.mesh.layouts import axes_of_layout
+from tf_layoutmap.layout.tf_ops import einsum_axes
+from tf_layoutmap.layout.tf_ops import ops as tf_ops
+
+dtensor = tf.experimental.dtensor
+
+
+def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
+           **options: Any) -> Any:
+    """`keras.ops.einsum`; in layers on a mesh, TensorFlow's own.
+
+    Keras makes most of them matrix products of reshaped operands. DTensor
+    divides the reshaped gradients otherwise than the weights, and then cannot
+    bring one to the other. And where a weight has several labels in common
+    with what it is multiplied with, that is divided as the weight is.
+    """
+    layer = _keras_private.calling_layer()
+    home = None if layer is None else home_of(layer)
+    if home is None:
+        return original(subscripts, *operands, **options)
+    # Any option keeps Keras from its matrix products; this is the default.
+    options = {"optimize": "greedy", **options}
+    subscripts = einsum_axes.spelled_out(
+        subscripts, [len(x.shape) for x in operands])
+    divided = None
+    if trace_context.traced_for_mesh() and len(operands) == 2:
+        divided = _axes_of_product(subscripts, operands, home)
+    if divided is None:
+        return original(subscripts, *operands, **options)
+    *of_operands, of_result = divided
+    pinned = [
+        x if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, home)
+        else pinning.divided(tf.convert_to_tensor(x), home.mesh, axes)
+        for x, axes in zip(operands, of_operands)]
+    with tf.name_scope(tf_ops.DIVIDED_ALIKE):
+        result = original(subscripts, *pinned, **options)
+    return pinning.divided(result, home.mesh, of_result)
+
+
+def _axes_of_product(subscripts: str, operands: tuple[Any, ...],
+                     home: Any) -> tuple[Any, ...] | None:
+    """Returns the axes of both operands and the result, for a weight."""
+    number = int(isinstance(operands[1], MeshVariable))
+    weight, other = operands[number], operands[1 - number]
+    if not isinstance(weight, MeshVariable):
+        return None
+    size = other.shape[0] if len(other.shape) else None
+    is_cut = home.batch_dim is not None and size is not None and (
+        size % home.mesh.dim_size(home.batch_dim) == 0)
+    return einsum_axes.axes_of_product(
+        subscripts, number, _axes_in_layers(weight, home),
+        home.batch_dim if is_cut else None)
+
+
+def _axes_in_layers(weight: MeshVariable, home: Any) -> tuple[str | None, ...]:
+    """Returns what divides what a layer reads: see `MeshVariable.value`."""
+    return tuple(None if axis == home.batch_dim else axis
+                 for axis in axes_of_layout(weight.layout))
+
+
+def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
+    """`keras.ops.add`, for a mesh not as a BiasAdd of squeezed tensors.
+
+    Keras takes a second summand for a bias that has one long dimension. In
+    another place than the last DTensor cannot divide it.
+    """
+    shape = getattr(x2, "shape", ())
+    if trace_context.traced_for_mesh() and len(shape) > 1 and (
+            len(shape) - list(shape).count(1) == 1):
+        x1, x2 = x2, x1
+    return original(x1, x2)
+
+
+def repeat(original: Callable[..., Any], x: Any, repeats: Any,
+           axis: int | None = None) -> Any:
+    """`keras.ops.repeat`, for a mesh of whole samples.
+
+    DTensor does not tile what it divides: GroupQueryAttention's heads, say.
+    """
+    mesh = trace_context.mesh_of_trace()
+    if mesh is None:
+        return original(x, repeats, axis)
+    x = tf.convert_to_tensor(x)
+    result = original(_by_samples(x, mesh, axis), repeats, axis)
+    return _by_samples(result, mesh, axis)
+
+
+def _by_samples(x: Any, mesh: Any, axis: int | None) -> Any:
+    """Returns `x` divided as batches are, unless that divides `axis`."""
+    batch_dim = trace_context.batch_dim_of_trace()
+    is_cut = (batch_dim is not None and axis not in (None, 0, -x.shape.rank)
+              and (x.shape[0] or 1) % mesh.dim_size(batch_dim) == 0)
+    return pinning.divided(x, mesh, [
+        batch_dim if is_cut and dim == 0 else None
+        for dim in range(x.shape.rank)])
+
+
+def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
+        k: Any = 0, dtype: str | None = None) -> Any:
+    """`keras.ops.eye`; for a mesh, by comparing numbers of rows and columns.
+
+    DTensor has no MatrixDiagV3. `keras.ops.image.extract_patches` needs it.
+    """
+    mesh = trace_context.mesh_of_trace()
+    if mesh is None:
+        return original(N, M, k, dtype)
+    rows = tf.range(N)[:, tf.newaxis]
+    columns = tf.range(N if M is None else M)[tf.newaxis, :]
+    return pinning.whole(
+        tf.cast(columns - rows == k, dtype or keras.config.floatx()), mesh)

@@ -1,0 +1,119 @@
+"""Tables of Keras' own layers whose rows a mesh divides.
+
+DTensor would gather the whole table to look a row up, and again to divide an
+update by a slot variable. Here each device looks up, and adds to, the rows
+that it owns.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap.dtensor import policies, sharded_rows
+from tf_layoutmap.layout.keras3.variable import MeshVariable
+
+dtensor = tf.experimental.dtensor
+
+
+def axis_of(variable: Any) -> str | None:
+    """Returns the mesh axis that divides the rows of a table, or None.
+
+    None also where our kernels do not reach: other ranks and dtypes, and
+    columns that are divided too.
+    """
+    if (not isinstance(variable, MeshVariable | dtensor.DVariable) or
+            len(variable.shape) != 2 or
+            tf.as_dtype(variable.dtype) != tf.float32):
+        return None
+    rows, columns = variable.layout.sharding_specs
+    if rows == dtensor.UNSHARDED or columns != dtensor.UNSHARDED or (
+            not policies.available()):
+        return None
+    return rows
+
+
+def embedding_call(original: Callable[..., Any], layer: Any, inputs: Any,
+                   *args: Any, **kwargs: Any) -> Any:
+    """`keras.layers.Embedding.call` that does not gather the table."""
+    weight = vars(layer).get("_embeddings")
+    if (not isinstance(weight, MeshVariable) or _keras_private.is_abstract() or
+            layer.lora_enabled or layer.quantization_mode is not None or
+            not isinstance(inputs, tf.Tensor) or axis_of(weight) is None or
+            # DTensor compiles no sizes that it does not know: an export.
+            _tf_private.in_save_context() or
+            not inputs.shape.is_fully_defined()):
+        return original(layer, inputs, *args, **kwargs)
+    ids = inputs
+    if ids.dtype not in (tf.int32, tf.int64):
+        ids = tf.cast(ids, tf.int32)
+    # Keras counts negative ids from the end.
+    ids = tf.where(ids < 0, ids + tf.cast(weight.shape[0], ids.dtype), ids)
+    return keras.ops.cast(lookup(weight, ids), layer.compute_dtype)
+
+
+def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of `ids`, in their order, replicated.
+
+    Args:
+      weight: A table for which `axis_of` is not None.
+      ids: Any shape, int32 or int64, on the mesh.
+    """
+    # Whole before it is flattened: DTensor does not reshape every layout.
+    ids = dtensor.relayout(
+        ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank))
+    rows = sharded_rows.lookup(
+        weight.divided_value, tf.reshape(ids, [-1]), name=weight.path)
+    return tf.reshape(rows, [*ids.shape, weight.shape[1]])
+
+
+def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
+    """Adds rows to a table, or subtracts them where `sign` is -1.
+
+    Args:
+      variable: A table for which `axis_of` is not None.
+      slices: What to add, equal rows summed.
+      sign: 1 or -1.
+    """
+    table = (variable.divided_value if isinstance(variable, MeshVariable)
+             else variable)
+    # A step of gradient descent with the learning rate 1.
+    sharded_rows.update(
+        table, [], slices.indices, tf.cast(slices.values, tf.float32) * -sign,
+        optimizer="sgd", hyperparameters=dtensor.relayout(
+            tf.ones([1]), dtensor.Layout.replicated(table.layout.mesh, 1)))
+
+
+def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Any,
+           axis: str) -> tf.Tensor:
+    """Returns rows of a tensor whose rows `axis` of `mesh` divides.
+
+    Args:
+      table: `[num_rows, dim]`.
+      ids: `[num_ids]`, in `[0, num_rows)`.
+      mesh: Of both.
+      axis: Divides `num_rows`.
+
+    Returns:
+      `[num_ids, dim]`, replicated.
+    """
+    num_shards = mesh.dim_size(axis)
+    num_rows, dim = table.shape
+    size = num_rows // num_shards
+    by_shard = dtensor.Layout(
+        [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh)
+    shards = dtensor.relayout(
+        tf.reshape(table, [num_shards, size, dim]), by_shard)
+    ids = dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1))
+    starts = tf.range(num_shards, dtype=ids.dtype) * size
+    local = ids[tf.newaxis, :] - starts[:, tf.newaxis]
+    is_owner = (local >= 0) & (local < size)
+    rows = tf.gather(shards, tf.clip_by_value(local, 0, size - 1), axis=1,
+                     batch_dims=1)
+    rows = dtensor.relayout(
+        tf.where(is_owner[:, :, tf.newaxis], rows, tf.zeros_like(rows)),
+        by_shard)
+    return dtensor.relayout(
+        tf.reduce_sum(rows, axis=0), dtensor.Layout.replicated(mesh, 2))

@@ -1,0 +1,92 @@
+"""Layers on a mesh, called with tensors from the host."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.mesh import batches, pinning, trace_context
+from tf_layoutmap.layout.plan import layer_limits
+
+dtensor = tf.experimental.dtensor
+
+_inside = threading.local()
+
+
+def call(original: Callable[..., Any], layer: Any, *args: Any,
+         **kwargs: Any) -> Any:
+    """Calls `layer`, first bringing what comes from the host to its mesh.
+
+    With any input from the host, the outputs are replicated, so that they
+    can be read like any tensor; with inputs on the mesh they stay as they
+    are.
+    """
+    home = home_of(layer)
+    if home is None or _keras_private.is_abstract():
+        return original(layer, *args, **kwargs)
+    if not tf.executing_eagerly():
+        return _traced(original, layer, args, kwargs)
+    if getattr(_inside, "call", False):
+        return original(layer, *args, **kwargs)
+    flat = keras.tree.flatten((args, kwargs))
+    if any(isinstance(x, keras.KerasTensor) for x in flat):
+        return original(layer, *args, **kwargs)
+    from_host = any(batches.is_host_value(x) for x in flat)
+    _inside.call = True
+    try:
+        with trace_context.default_mesh(home.mesh):
+            if from_host:
+                args, kwargs = keras.tree.map_structure(
+                    lambda x: batches.replicated(x, home.mesh), (args, kwargs))
+            outputs = original(layer, *args, **kwargs)
+            if from_host:
+                outputs = keras.tree.map_structure(batches.readable, outputs)
+            return outputs
+    finally:
+        _inside.call = False
+
+
+def _traced(original: Callable[..., Any], layer: Any, args: Any,
+            kwargs: Any) -> Any:
+    """Calls `layer` in a function; keeps some layers batch-parallel.
+
+    DTensor convolves whole kernels over whole images, and unrolls time over
+    whole features. Layouts flow back from the layers behind, so what goes in
+    and what comes out is pinned.
+    """
+    # Outside of it, the graph may be an export, which serves anywhere.
+    if not isinstance(layer, layer_limits.BATCH_PARALLEL) or (
+            not trace_context.traced_for_mesh()):
+        return original(layer, *args, **kwargs)
+    mesh = home_of(layer).mesh
+    # TimeDistributed works with time in front, where the batch axis is lost.
+    pin = (pinning.whole if isinstance(layer, keras.layers.TimeDistributed)
+           else pinning.whole_samples)
+    args, kwargs = keras.tree.map_structure(
+        lambda x: pin(x, mesh), (args, kwargs))
+    outputs = original(layer, *args, **kwargs)
+    return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+

@@ -1,0 +1,200 @@
+"""Optimizers whose variables follow the weights onto the mesh."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.layout.keras3 import embedding_rows, move_state
+from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh import all_or_nothing, trace_context
+
+dtensor = tf.experimental.dtensor
+
+
+def build(original: Callable[..., Any], optimizer: Any,
+          variables: Iterable[Any]) -> Any:
+    """Builds, after moving counters and learning rate to the mesh.
+
+    The slot variables come after: Keras hands them the layout of their
+    weight, and `_mesh_home` brings the rest to the mesh.
+    """
+    variables = list(variables)
+    home = next((home_of(v) for v in variables
+                 if isinstance(v, MeshVariable)), None)
+    if home is not None:
+        vars(optimizer)["_mesh_home"] = home
+        for variable in optimizer._variables:
+            move_state.adopt_state(variable, home)
+    return original(optimizer, variables)
+
+
+def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
+          trainable_variables: Any = None) -> Any:
+    """Applies gradients, eagerly under the mesh of the variables."""
+    variables = (optimizer._trainable_variables if trainable_variables is None
+                 else list(trainable_variables))
+    home = next((home_of(v) for v in variables
+                 if isinstance(v, MeshVariable)), None)
+    scope = (trace_context.default_mesh(home.mesh)
+             if home is not None and tf.executing_eagerly()
+             else contextlib.nullcontext())
+    if home is not None:
+        grads = [_like_its_weight(_with_static_shape(g, v), v)
+                 for g, v in zip(grads, variables)]
+    mesh = None if home is None else home.mesh
+    with scope, _applying(home, variables), all_or_nothing.applying(
+            mesh, grads) as grads:
+        return original(
+            optimizer, grads,
+            None if trainable_variables is None else variables)
+
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def _applying(home: Any, variables: Iterable[Any]) -> Iterator[None]:
+    before = getattr(_state, "now", (None, {}))
+    # Slot variables lie like their weight, and have its shape.
+    axes = {} if home is None else {
+        tuple(v.shape): axis for v in variables
+        if (axis := embedding_rows.axis_of(v)) is not None}
+    _state.now = home, axes
+    try:
+        yield
+    finally:
+        _state.now = before
+
+
+def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
+    """Divides; on a mesh, rows of an update by the same rows of a slot.
+
+    Keras also looks for rows where the divisor is zero, as many as there may
+    be, and DTensor cannot cut what has no size. An update has no such rows:
+    divisors of optimizers are above zero.
+    """
+    home, axes = getattr(_state, "now", (None, {}))
+    if (home is None or
+            not isinstance(dividend, tf.IndexedSlices) or
+            len(getattr(divisor, "shape", ())) == 0):
+        return original(dividend, divisor)
+    divisor = tf.convert_to_tensor(divisor)
+    axis = axes.get(tuple(divisor.shape))
+    divisor = (tf.gather(divisor, dividend.indices) if axis is None else
+               embedding_rows.gather(
+                   divisor, dividend.indices, home.mesh, axis))
+    return tf.IndexedSlices(
+        original(dividend.values, divisor), dividend.indices,
+        dividend.dense_shape)
+
+
+def adagrad_step(original: Callable[..., Any], optimizer: Any, gradient: Any,
+                 variable: Any, learning_rate: Any) -> Any:
+    """One step of Adagrad; on divided rows, of the rows of the gradient.
+
+    Keras takes the root of the whole accumulator and then some of its rows;
+    the rows come first here, to the same numbers.
+    """
+    if not _is_rows_of_divided(variable, gradient):
+        return original(optimizer, gradient, variable, learning_rate)
+    rows = tf.cast(gradient.values, variable.dtype)
+    ids = gradient.indices
+    sums = optimizer._accumulators[optimizer._get_variable_index(variable)]
+    embedding_rows.add(sums, tf.IndexedSlices(tf.square(rows), ids), 1)
+    steps = tf.cast(learning_rate, rows.dtype) * rows / tf.sqrt(
+        embedding_rows.lookup(sums, ids) + optimizer.epsilon)
+    return embedding_rows.add(variable, tf.IndexedSlices(steps, ids), -1)
+
+
+# DTensor places no scatter on a variable. The optimizer's own arithmetic on
+# the rows of a sparse gradient is left as it is, repeated rows included, and
+# only the last step, adding rows to a variable, becomes a dense one: the
+# numbers stay those of Keras without a mesh.
+
+
+def assign_add(original: Callable[..., Any], optimizer: Any, variable: Any,
+               value: Any) -> Any:
+    """Adds, rows of a sparse value too."""
+    if _is_rows_of_divided(variable, value):
+        return embedding_rows.add(variable, value, 1)
+    return original(optimizer, variable, _dense_for_mesh(variable, value))
+
+
+def assign_sub(original: Callable[..., Any], optimizer: Any, variable: Any,
+               value: Any) -> Any:
+    """Subtracts, rows of a sparse value too."""
+    if _is_rows_of_divided(variable, value):
+        return embedding_rows.add(variable, value, -1)
+    return original(optimizer, variable, _dense_for_mesh(variable, value))
+
+
+def assign(original: Callable[..., Any], optimizer: Any, variable: Any,
+           value: Any) -> Any:
+    """Assigns; refuses single rows."""
+    if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
+        raise ValueError(
+            f"Optimizer {optimizer.name!r} overwrites single rows of variable "
+            f"{variable.name!r}, which DTensor cannot do to a variable on a "
+            "mesh. Use an optimizer that adds its updates, such as Adam, "
+            "Adagrad or SGD.")
+    return original(optimizer, variable, value)
+
+
+def _on_mesh(variable: Any) -> bool:
+    return isinstance(variable, MeshVariable | dtensor.DVariable)
+
+
+def _is_rows_of_divided(variable: Any, value: Any) -> bool:
+    return (isinstance(value, tf.IndexedSlices) and
+            embedding_rows.axis_of(variable) is not None)
+
+
+def _dense_for_mesh(variable: Any, value: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
+        return tf.math.unsorted_segment_sum(
+            value.values, value.indices, variable.shape[0])
+    return value
+
+
+def _with_static_shape(gradient: Any, variable: Any) -> Any:
+    """Returns a gradient whose shape is a number and not a tensor.
+
+    DTensor cuts only what has a size when a function is compiled.
+    """
+    if not isinstance(gradient, tf.IndexedSlices) or not _on_mesh(variable):
+        return gradient
+    rows, indices = gradient.values, gradient.indices
+    count = rows.shape[0] or indices.shape[0] or _rows_before(rows)
+    if count is not None:
+        rows = tf.reshape(rows, [count, *variable.shape[1:]])
+        indices = tf.reshape(indices, [count])
+    return tf.IndexedSlices(
+        rows, indices, tf.constant(variable.shape.as_list(), tf.int64))
+
+
+def _like_its_weight(gradient: Any, variable: Any) -> Any:
+    """Returns a gradient with the layout of its weight.
+
+    Otherwise layouts flow back from the optimizer into the gradient, where
+    some operations cannot be divided as its sums ask for.
+    """
+    if not isinstance(variable, MeshVariable) or not isinstance(
+            gradient, tf.Tensor):
+        return gradient
+    return dtensor.relayout(gradient, variable.layout)
+
+
+def _rows_before(rows: Any) -> int | None:
+    """Returns how many rows a reshaped tensor has, from what it was before.
+
+    The gradient of a lookup is reshaped to a number of rows that is a tensor.
+    """
+    if not tf.is_symbolic_tensor(rows) or rows.op.type != "Reshape":
+        return None
+    whole = rows.op.inputs[0].shape.num_elements()
+    row = rows.shape[1:].num_elements()
+    return whole // row if whole is not None and row else None

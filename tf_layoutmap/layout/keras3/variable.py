@@ -1,0 +1,199 @@
+"""A Keras variable whose value is a DVariable, made when it is first needed.
+
+Until then it holds its initializer alone: where it belongs is known only when
+its layer has a place in a model.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
+
+dtensor = tf.experimental.dtensor
+
+
+class MeshVariable(keras.Variable):
+    """A `keras.Variable` on a mesh.
+
+    Made by Keras itself: under a scope, `keras.Variable(...)` gives one.
+    Reading, assigning, saving and loading are as for any variable: values
+    come from the host and go to the host, whatever the layout.
+    """
+
+    def __init__(self, initializer: Any, shape: Any = None, dtype: Any = None,
+                 *args: Any, **kwargs: Any):
+        if (not callable(initializer) and not isinstance(initializer, str) and
+                not _keras_private.in_stateless_scope()):
+            value = self._host_constant(initializer, dtype)
+            shape, dtype = value.shape, dtype or value.dtype
+            initializer = _Constant(value)
+        super().__init__(initializer, shape, dtype, *args, **kwargs)
+        # Gradient tapes watch what was trainable when it was made. Its layer
+        # may be frozen when the value comes, and not for ever.
+        self._made_trainable = self.trainable
+
+    def _host_constant(self, value: Any, dtype: Any) -> Any:
+        if pinning.on_mesh(value):
+            value = transfer.to_host(value)
+        with tf.init_scope():
+            return self._convert_to_tensor(value, dtype=dtype)
+
+    def _initialize_with_initializer(
+            self, initializer: Callable[..., Any]) -> None:
+        self._value, self._initializer = None, initializer
+        self._mesh_home.add_variable(self)
+
+    def _deferred_initialize(self) -> None:
+        # Keras comes here for what was built while it traced shapes. Our
+        # turn comes later: at the end of the scope, or at the first read.
+        self._mesh_home.add_variable(self)
+
+    @property
+    def value(self) -> Any:
+        """The DVariable; made here if this is the first need of it.
+
+        In the call of a layer, a tensor where the axis that cuts batches
+        divides it: gathered along that one, for samples to stay divided.
+        """
+        self._realise()
+        value = super().value
+        axis = self._mesh_home.batch_dim
+        if (self._value is None or axis is None or
+                axis not in self._value.layout.sharding_specs or
+                not trace_context.traced_for_mesh() or
+                _keras_private.calling_layer() is None):
+            return value
+        # Otherwise DTensor meets one axis in two dimensions of a product, which
+        # it refuses or takes for pairs. The gradient is scattered again.
+        return dtensor.relayout(tf.convert_to_tensor(value), dtensor.Layout(
+            [dtensor.UNSHARDED if of_dimension == axis else of_dimension
+             for of_dimension in self._value.layout.sharding_specs],
+            self._value.layout.mesh))
+
+    @property
+    def divided_value(self) -> tf.Variable:
+        """The DVariable also in the call of a layer."""
+        return self._concrete_value()
+
+    def _realise(self) -> None:
+        if self._value is None and not _keras_private.is_abstract():
+            self._mesh_home.realise(self)
+
+    @property
+    def layout(self) -> Any:
+        """The `dtensor.Layout` of the value."""
+        if self._value is not None:
+            return self._value.layout
+        return self._mesh_home.planned_layout(self)
+
+    # Keras hands `_layout` of a weight to its slot variables.
+    @property
+    def _layout(self) -> Any:
+        return self.layout
+
+    @_layout.setter
+    def _layout(self, layout: Any) -> None:
+        self._given_layout = layout
+
+    @property
+    def mesh(self) -> Any:
+        """The `dtensor.Mesh` the value is on."""
+        return self.layout.mesh
+
+    def numpy(self) -> np.ndarray:
+        """The whole value, gathered on the host."""
+        with tf.init_scope():
+            return transfer.to_host(self.value)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def __int__(self) -> int:
+        return int(self.numpy()) if self.ndim == 0 else super().__int__()
+
+    def __float__(self) -> float:
+        return float(self.numpy()) if self.ndim == 0 else super().__float__()
+
+    def assign(self, value: Any) -> Any:
+        """Assigns a value from the host, or one on the mesh."""
+        if not tf.executing_eagerly() or _keras_private.is_abstract():
+            return super().assign(value)
+        with trace_context.default_mesh(self.mesh):
+            # A host value is cut up on the host: under the mesh it would
+            # become a whole copy on every device.
+            if not pinning.on_mesh(value) and not isinstance(
+                    value, MeshVariable):
+                with tf.device("CPU:0"):
+                    value = self._convert_to_tensor(value, dtype=self._dtype)
+            return super().assign(value)
+
+    def assign_add(self, value: Any) -> Any:
+        return self._add(value, 1)
+
+    def assign_sub(self, value: Any) -> Any:
+        return self._add(value, -1)
+
+    def _add(self, value: Any, sign: int) -> Any:
+        if tf.executing_eagerly() and not _keras_private.is_abstract():
+            value = self._to_own_layout(value)
+        return self.assign(self.value + value if sign > 0
+                           else self.value - value)
+
+    def _to_own_layout(self, value: Any) -> Any:
+        """Returns an eager value on the mesh, as this variable lies."""
+        if isinstance(value, keras.Variable | tf.Variable):
+            value = tf.convert_to_tensor(value)
+        layout = self.layout
+        if pinning.on_mesh(value):
+            if dtensor.fetch_layout(value) == layout:
+                return value
+            return dtensor.relayout(value, layout)
+        with tf.device("CPU:0"):
+            value = tf.broadcast_to(
+                tf.cast(self._convert_to_tensor(value), self._dtype),
+                self.shape)
+        return transfer.to_mesh(value, layout)
+
+    def _direct_assign(self, value: Any) -> None:
+        target = self._concrete_value()
+        if tf.executing_eagerly():
+            value = self._to_own_layout(value)
+        elif (tf.is_symbolic_tensor(value) and trace_context.traced_for_mesh()
+              and self._mesh_home.batch_dim in target.layout.sharding_specs):
+            # It was gathered when it was read.
+            value = dtensor.relayout(value, target.layout)
+        target.assign(tf.cast(value, target.dtype))
+
+    def _concrete_value(self) -> Any:
+        self._realise()
+        return self._value
+
+    # In place of Keras' pair of methods, which know no slices.
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
+        return self.divided_value._gather_saveables_for_checkpoint()
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        raise TypeError(
+            f"A variable on a mesh is not copied. Received: variable "
+            f"{self.path!r}. Clone the model under layout_map_scope and use "
+            "set_weights.")
+
+
+# Keras names unnamed variables after their class, and names are what patterns
+# match: they must be those of the same model without a mesh.
+MeshVariable.__name__ = "Variable"
+
+
+class _Constant:
+    """An initializer that gives one value."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        return tf.cast(self.value, dtype or self.value.dtype)

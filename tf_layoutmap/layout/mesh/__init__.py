@@ -1,0 +1,1 @@
+"""Tensors on a DTensor mesh: layouts, transfer, variables. Knows no Keras."""

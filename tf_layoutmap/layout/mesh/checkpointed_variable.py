@@ -1,0 +1,111 @@
+"""The DVariable behind a weight, as `tf.train.Checkpoint` meets it.
+
+DTensor writes its variables with an op of its own, which takes no slices, so
+that a table in slices and a variable on a mesh could not be in one
+checkpoint. Here a variable is written as what its devices hold: slices of one
+tensor, each from its device. Whoever reads them sees the whole tensor, and any
+mesh, or none, reads it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh import all_or_nothing, transfer
+
+dtensor = tf.experimental.dtensor
+
+_KEY = _tf_private.VARIABLE_VALUE_KEY
+
+
+class StoredVariable(all_or_nothing.AllOrNothingVariable):
+    """A `dtensor.DVariable` that is written as slices of one tensor."""
+
+    # How often it was set outside of a function: processes compare it.
+    times_set = 0
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns `value`; counts it unless a function is traced."""
+        if tf.executing_eagerly():
+            self.times_set += 1
+        return super().assign(value, *args, **kwargs)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
+        # Several clients write one checkpoint together: DTensor's art.
+        if dtensor.num_clients() > 1:
+            return super()._gather_saveables_for_checkpoint()
+        return {_KEY: lambda name=self.name: _ShardsSaveable(self, name)}
+
+
+class _ShardsSaveable(_tf_private.SaveableObject):
+    """Reads and restores the shards of a variable under one key."""
+
+    def __init__(self, variable: StoredVariable, key: str):
+        self._variable = variable
+        slices = transfer.slices_of_devices(
+            variable.shape, variable.layout)
+        starts = [tuple(s.start for s in one) for one in slices]
+        if variable.dtype not in _tf_private.SLICEABLE_DTYPES:
+            starts = [()] * len(starts)
+        # Of devices that hold the same, the first.
+        self._starts = list(dict.fromkeys(starts))
+        self._part_of_device = [self._starts.index(s) for s in starts]
+        owners = [starts.index(s) for s in self._starts]
+        super().__init__(None, [
+            self._spec(key, device, slices[device] if len(owners) > 1 else
+                       None) for device in owners], key)
+
+    def _spec(self, key: str, device: int,
+              slices: tuple[slice, ...] | None) -> Any:
+        variable = self._variable
+
+        def read() -> tf.Tensor:
+            with tf.init_scope():
+                if tf.executing_eagerly():
+                    if slices is not None:
+                        return dtensor.unpack(variable.read_value())[device]
+                    with tf.device("CPU:0"):
+                        return tf.constant(transfer.to_host(variable))
+            # An export, whose variable is on no mesh.
+            value = variable.read_value()
+            return value if slices is None else value[slices]
+
+        spec = "" if slices is None else tf.Variable.SaveSliceInfo(
+            full_name=key, full_shape=variable.shape.as_list(),
+            var_offset=[s.start for s in slices],
+            var_shape=[s.stop - s.start for s in slices]).spec
+        return _tf_private.SaveSpec(
+            read, spec, key, variable.dtype,
+            variable.layout.mesh.local_devices()[device])
+
+    def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
+        """Sets the variable from what was read."""
+        del restored_shapes
+        variable = self._variable
+        if not tf.executing_eagerly():
+            return variable.assign(_joined(self._starts, restored_tensors))
+        if len(restored_tensors) > 1:
+            return variable.assign(dtensor.pack(
+                [restored_tensors[part] for part in self._part_of_device],
+                variable.layout))
+        value, = restored_tensors
+        if value.shape != variable.shape:
+            raise ValueError(
+                f"Variable {variable.name!r} must be restored from a tensor "
+                f"of shape {variable.shape}. Received: shape {value.shape}.")
+        return variable.assign(transfer.to_mesh(value, variable.layout))
+
+
+def _joined(starts: list[tuple[int, ...]], parts: list[tf.Tensor],
+            axis: int = 0) -> tf.Tensor:
+    """Returns the tensor that is cut into boxes, by where each starts."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = []
+    for start in sorted({s[axis] for s in starts}):
+        here = [i for i, s in enumerate(starts) if s[axis] == start]
+        rows.append(_joined([starts[i] for i in here],
+                            [parts[i] for i in here], axis + 1))
+    return tf.concat(rows, axis)

@@ -1,0 +1,86 @@
+"""For which mesh this thread traces, and what divides its batches."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh import pinning, step_errors
+from tf_layoutmap.layout.tf_ops import loops, positions
+from tf_layoutmap.layout.tf_ops import ops as tf_ops
+
+dtensor = tf.experimental.dtensor
+
+_scopes = threading.local()
+
+
+@contextlib.contextmanager
+def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
+    """`dtensor.default_mesh(mesh)`, as layers of ours want it.
+
+    It ends when there is an error, where TensorFlow's stays set for all that
+    comes after. And what is traced in it is for DTensor, so that layers may
+    pin layouts: use it around the step of a custom loop.
+
+    ```python
+    with tlm.layout.default_mesh(mesh):
+        loss = step(x, y)
+    ```
+
+    Args:
+      mesh: `dtensor.Mesh`.
+      batch_dim: Mesh axis that cuts batches; None if none does.
+    """
+    error = None
+    before = _now()
+    step_errors.complete_groups(mesh)
+    with dtensor.default_mesh(mesh):
+        _scopes.now = mesh, batch_dim
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+        finally:
+            _scopes.now = before
+    if error is not None:
+        # Outside of the scope, where devices are asked for more of them.
+        with step_errors.errors_once(mesh):
+            raise error
+
+
+def traced_for_mesh() -> bool:
+    """Whether this thread is inside `default_mesh` of this module."""
+    return mesh_of_trace() is not None
+
+
+def mesh_of_trace() -> Any:
+    """Returns the mesh of the innermost `default_mesh` here, or None."""
+    return _now()[0]
+
+
+def _mesh_of_any_trace() -> Any:
+    """Returns the mesh also inside TensorFlow's own `default_mesh`."""
+    mesh = mesh_of_trace()
+    # TensorFlow forgets to reset the mesh after an error, but not the device.
+    if mesh is None and pinning.DEVICE in _tf_private.current_device():
+        mesh = dtensor.get_default_mesh()
+    return mesh
+
+
+def batch_dim_of_trace() -> str | None:
+    """Returns the mesh axis that cuts the batches of a step, or None."""
+    return _now()[1]
+
+
+def _now() -> tuple[Any, str | None]:
+    return getattr(_scopes, "now", (None, None))
+
+
+# All that has to do with a mesh comes by this module first.
+tf_ops.install(_mesh_of_any_trace)
+loops.install(_mesh_of_any_trace)
+positions.install(_mesh_of_any_trace)
+step_errors.install()

@@ -1,0 +1,108 @@
+"""Host values to tensors on a mesh and back, shard by shard.
+
+No device ever holds more than its own shard on the way.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.layout.mesh import shard_shapes, step_errors
+from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.pinning import on_mesh
+
+dtensor = tf.experimental.dtensor
+
+
+def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
+    """Returns what each local device holds of a tensor of `shape`."""
+    axes, sizes = axes_of_layout(layout), mesh_sizes(layout.mesh)
+    return [shard_shapes.shard_slices(axes, shape, sizes, location)
+            for location in layout.mesh.local_device_locations()]
+
+
+def to_mesh(value: Any, layout: Any) -> Any:
+    """Returns a value as a tensor on a mesh, with a layout.
+
+    Args:
+      value: numpy array, eager tensor, or eager tensor on this or another
+        mesh, which then comes over the host: TensorFlow's `copy_to_mesh` cuts
+        off what is sharded.
+      layout: `dtensor.Layout` wanted.
+
+    Returns:
+      An eager DTensor; its components are copies.
+
+    Raises:
+      ValueError: `layout` does not fit the shape.
+    """
+    if on_mesh(value):
+        if dtensor.fetch_layout(value) == layout:
+            return value
+        value = to_host(value)
+    tensor = value if tf.is_tensor(value) else np.asarray(value)
+    check_fits(layout, tensor.shape)
+    parts: dict[tuple, Any] = {}
+    components = []
+    for slices in slices_of_devices(tensor.shape, layout):
+        key = tuple((s.start, s.stop) for s in slices)
+        if key not in parts:
+            parts[key] = _part(tensor, slices)
+        components.append(parts[key])
+    return dtensor.pack(components, layout)
+
+
+def check_fits(layout: Any, shape: Any) -> None:
+    """Raises a ValueError if no tensor of `shape` can have `layout`."""
+    axes, shape = axes_of_layout(layout), tuple(shape)
+    problems = shard_shapes.fit_problems(axes, shape, mesh_sizes(layout.mesh))
+    if problems:
+        raise ValueError(
+            f"Layout {axes} does not fit a tensor of shape {shape}: "
+            f"{'; '.join(problems)}.")
+
+
+def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
+    if not tf.is_tensor(tensor):
+        # A copy: TensorFlow may keep a numpy array instead of copying it.
+        return np.array(tensor[slices], order="C")
+    # Where the tensor is: the caller may be inside `default_mesh`.
+    with tf.device(tensor.device):
+        return tensor[slices]
+
+
+def to_host(tensor: Any) -> np.ndarray:
+    """Returns the whole value of an eager DTensor or variable as an array.
+
+    With several clients this is a collective: all must call it.
+    """
+    if isinstance(tensor, tf.Variable):
+        tensor = tensor.read_value()
+    layout = dtensor.fetch_layout(tensor)
+    with step_errors.errors_once(layout.mesh):
+        return _to_host(tensor, layout)
+
+
+def _to_host(tensor: Any, layout: Any) -> np.ndarray:
+    mesh = layout.mesh
+    if layout.is_fully_replicated():
+        return _array(dtensor.unpack(tensor)[0])
+    if mesh.num_local_devices() < mesh.size:
+        whole = dtensor.relayout(
+            tensor, dtensor.Layout.replicated(mesh, layout.rank))
+        return _array(dtensor.unpack(whole)[0])
+    parts = dtensor.unpack(tensor)
+    out = np.empty(tensor.shape, tensor.dtype.as_numpy_dtype)
+    filled = set()
+    for part, slices in zip(parts, slices_of_devices(tensor.shape, layout)):
+        key = tuple((s.start, s.stop) for s in slices)
+        if key not in filled:
+            filled.add(key)
+            out[slices] = part.numpy()
+    return out
+
+
+def _array(tensor: Any) -> np.ndarray:
+    # A scalar's numpy() is no array; this one is a copy, too.
+    return np.array(tensor.numpy(), tensor.dtype.as_numpy_dtype)

@@ -1,0 +1,1 @@
+"""From the names of variables to layouts; allocates nothing."""

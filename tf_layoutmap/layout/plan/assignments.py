@@ -1,0 +1,145 @@
+"""Which layout each variable gets, and what is wrong with it, decided from
+names and shapes alone: nothing is allocated here."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.layout.mesh import shard_shapes
+from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.plan import key_matching, layer_limits
+from tf_layoutmap.layout.plan.variable_names import ObjectPaths
+
+dtensor = tf.experimental.dtensor
+
+
+@dataclasses.dataclass
+class Placement:
+    """Where one variable goes, and why.
+
+    Attributes:
+      variable: The Keras variable.
+      names: All names it was looked up by, the most telling first.
+      pattern: The key of the map that won; None when nothing fits, or for
+        state that no pattern is asked for (seeds, metrics, optimizers).
+      losers: Other keys of the map that fit.
+      axes: Mesh axis per dimension.
+      layout: `dtensor.Layout`, or None while there are problems.
+      bytes_per_device: What one device will hold.
+      problems: Sentences; empty when all is well.
+    """
+
+    variable: Any
+    names: list[str]
+    pattern: str | None
+    losers: tuple[str, ...]
+    axes: tuple[str | None, ...]
+    layout: Any
+    bytes_per_device: int
+    problems: list[str]
+
+    @property
+    def name(self) -> str:
+        """The most telling name."""
+        return self.names[0]
+
+
+def place(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
+          owners: Iterable[Any] | None = None) -> list[Placement]:
+    """Returns the placement of each of `variables`, in their order.
+
+    Args:
+      layout_map: Where the layouts come from.
+      variables: Keras variables.
+      paths: Names of the layers they are in.
+      owners: The layer of each variable; None to ask the variables.
+    """
+    mesh = layout_map.mesh_in_use()
+    sizes = mesh_sizes(mesh)
+    broken_layers: dict[int, list[str]] = {}
+    made: dict[Any, Any] = {}
+    placements = []
+    owned = (zip(variables, ((owner, False) for owner in owners))
+             if owners is not None else
+             ((variable, owner_of(variable)) for variable in variables))
+    for variable, (owner, is_state) in owned:
+        names = paths.of_variable(variable, owner)
+        shape = tuple(variable.shape)
+        given = getattr(variable, "_given_layout", None)
+        match, value, problems = None, None, []
+        if given is None and not is_state:
+            match = layout_map.find(names)
+        if isinstance(given, dtensor.Layout):
+            axes = axes_of_layout(given)
+            made[axes] = given
+        elif match is None:
+            axes = (None,) * len(shape)
+        else:
+            value = layout_map[match.pattern]
+            axes = tuple(layout_map.axes_of(value))
+            if layout_map.strict:
+                problems += _strict_problems(match)
+        problems += shard_shapes.fit_problems(axes, shape, sizes)
+        if owner is not None:
+            problems += layer_limits.weight_problems(owner, variable, axes)
+            if id(owner) not in broken_layers:
+                broken_layers[id(owner)] = [
+                    problem for layer in paths.with_holders(owner)
+                    for problem in layer_limits.layer_problems(layer)]
+            problems += broken_layers[id(owner)]
+        layout, held = None, 0
+        if not problems:
+            layout = made.get(axes)
+            if layout is None:
+                layout = made[axes] = dtensor.Layout(
+                    [dtensor.UNSHARDED if a is None else a for a in axes],
+                    mesh)
+            held = num_bytes(
+                shard_shapes.local_shape(axes, shape, sizes), variable._dtype)
+        placements.append(Placement(
+            variable, names, match and match.pattern,
+            match.losers if match else (), axes, layout, held, problems))
+    return placements
+
+
+def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Returns what a tensor takes."""
+    return math.prod(shape) * tf.as_dtype(dtype).size
+
+
+def owner_of(variable: Any) -> tuple[Any, bool]:
+    """Returns the layer that made a variable, and whether it is state.
+
+    State is what users do not name: seeds, metrics, optimizer counters.
+    """
+    reference = getattr(variable, "_mesh_owner", None)
+    return (None if reference is None else reference(),
+            getattr(variable, "_mesh_is_state", False))
+
+
+def _strict_problems(match: key_matching.Match) -> list[str]:
+    try:
+        key_matching.refuse_two(match)
+    except ValueError as error:
+        return [str(error).rstrip(".")]
+    return []
+
+
+def refuse(placements: Iterable[Placement]) -> None:
+    """Raises one ValueError with the problems of all `placements`."""
+    lines = [
+        f"  {p.name} {tuple(p.variable.shape)} with layout {p.axes}"
+        f"{'' if p.pattern is None else f' from key {p.pattern!r}'}: "
+        f"{'; '.join(p.problems)}."
+        for p in placements if p.problems]
+    if lines:
+        shown = lines[:20]
+        if len(lines) > len(shown):
+            shown.append(f"  ... and {len(lines) - len(shown)} more.")
+        raise ValueError(
+            f"The LayoutMap does not fit {len(lines)} variable"
+            f"{'s' if len(lines) > 1 else ''}; nothing was allocated:\n"
+            + "\n".join(shown))

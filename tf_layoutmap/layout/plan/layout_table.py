@@ -1,0 +1,197 @@
+"""Which layout is stored for which names."""
+
+import collections.abc
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _checks
+from tf_layoutmap.layout.mesh import layouts
+from tf_layoutmap.layout.plan import key_matching
+
+dtensor = tf.experimental.dtensor
+
+
+class LayoutTypeError(TypeError, ValueError):
+    """A value that is no layout.
+
+    A TypeError; also a ValueError, which tf.keras raised here.
+    """
+
+
+class LayoutTable(collections.abc.MutableMapping):
+    """Stored keys, their layouts, and which of them a name selects.
+
+    `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` stand
+    above all that reads a table, so that no import goes in a circle.
+    """
+
+    def __init__(self, mesh: Any = None, *, match: str = "match",
+                 strict: bool = False):
+        """Makes an empty map.
+
+        Args:
+          mesh: `dtensor.Mesh` on which variables without a layout are
+            replicated; None to take it from the layouts.
+          match: How a key is tried as a regular expression: `"match"` from
+            the start of the name, `"search"` anywhere in it.
+          strict: Refuse a name that two keys match, unless one equals it.
+
+        Raises:
+          TypeError: `mesh` is no `dtensor.Mesh`.
+        """
+        if mesh is not None:
+            _checks.check_type(
+                "mesh", mesh, dtensor.Mesh,
+                "a tf.experimental.dtensor.Mesh or None")
+        self._default_mesh = mesh
+        self._layouts: dict[str, Any] = {}
+        self._patterns = key_matching.PatternTable(mode=match)
+        self._strict = bool(strict)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a name that two keys match is refused."""
+        return self._strict
+
+    def find(self, keys: collections.abc.Sequence[str]) -> (
+            key_matching.Match | None):
+        """Returns which stored key a variable with these names selects.
+
+        Args:
+          keys: All names of one variable, the best first.
+
+        Returns:
+          The winning stored key, the name that it fits and the stored keys
+          that lost; None when nothing fits.
+        """
+        return self._patterns.find(keys)
+
+    def __getitem__(self, key: str) -> Any:
+        """Returns the layout for the name `key`.
+
+        Args:
+          key: The name of a variable.
+
+        Returns:
+          The layout of the equal key, else of the first key that matches,
+          else None.
+
+        Raises:
+          TypeError: `key` is no string.
+          ValueError: The map is strict and two keys match.
+        """
+        _checks.check_type("key", key, str, "a string")
+        if key in self._layouts:
+            return self._layouts[key]
+        match = self._patterns.find([key])
+        if match is None:
+            return None
+        if self._strict:
+            key_matching.refuse_two(match)
+        return self._layouts[match.pattern]
+
+    def __setitem__(self, key: str, layout: Any) -> None:
+        """Stores `layout` under the name or pattern `key`.
+
+        Raises:
+          TypeError: `key` is no string or `layout` no layout (the latter is
+            also a ValueError).
+          ValueError: `key` is there already, or is no regular expression.
+        """
+        if isinstance(key, str) and key in self._layouts:
+            raise ValueError(
+                f"{key!r} already exists in the LayoutMap with value "
+                f"{self._layouts[key]}. Delete it first to set it anew.")
+        layout = self._check_layout(key, layout)
+        self._patterns.add(key)
+        self._layouts[key] = layout
+
+    def __delitem__(self, key: str) -> None:
+        del self._layouts[key]
+        self._patterns.remove(key)
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def __iter__(self) -> collections.abc.Iterator[str]:
+        return iter(self._layouts)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._layouts
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{key!r}: {self.axes_of(value)!r}"
+                           for key, value in self._layouts.items())
+        return f"{type(self).__name__}({{{inside}}})"
+
+    # A map is a place where layouts live; two are the same when they are one.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Like `layout_map[key]`, with `default` for None."""
+        layout = self[key]
+        return default if layout is None else layout
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Removes the stored `key` and returns its layout.
+
+        Raises:
+          KeyError: It is not stored, and no default is given.
+        """
+        if key not in self._layouts and default:
+            return default[0]
+        layout = self._layouts[key]
+        del self[key]
+        return layout
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Returns the layout stored under `key`, storing it first if new."""
+        if key not in self._layouts:
+            self[key] = default
+        return self._layouts[key]
+
+    def get_default_mesh(self) -> Any:
+        """Returns the mesh given at creation, or None."""
+        return self._default_mesh
+
+    def mesh_in_use(self) -> Any:
+        """Returns the mesh on which this map puts variables.
+
+        That is the default mesh, or else the mesh of the layouts.
+
+        Raises:
+          ValueError: There is none, or layouts of several meshes.
+        """
+        meshes = {} if self._default_mesh is None else {
+            self._default_mesh.to_string(): (self._default_mesh, "mesh")}
+        for key, value in self._layouts.items():
+            mesh = self._mesh_of(value)
+            if mesh is not None:
+                meshes.setdefault(mesh.to_string(), (mesh, key))
+        if not meshes:
+            raise ValueError(
+                "A LayoutMap needs a mesh to replicate variables on. "
+                "Received: no mesh and no layouts. Make it with "
+                "LayoutMap(mesh=mesh).")
+        if len(meshes) > 1:
+            raise ValueError(
+                "A LayoutMap puts all variables on one mesh. Received: "
+                f"{len(meshes)} meshes, at "
+                f"{', '.join(repr(key) for _, key in meshes.values())}.")
+        return next(iter(meshes.values()))[0]
+
+    def axes_of(self, value: Any) -> tuple[str | None, ...]:
+        """Returns the mesh axis of each dimension of a stored value."""
+        return layouts.axes_of_layout(value)
+
+    def _mesh_of(self, value: Any) -> Any:
+        return value.mesh
+
+    def _check_layout(self, key: Any, layout: Any) -> Any:
+        if not isinstance(layout, dtensor.Layout):
+            raise LayoutTypeError(
+                f"{layout!r} should be a dtensor.Layout, got "
+                f"{type(layout).__name__} (key {key!r}).")
+        return layout

@@ -1,0 +1,1 @@
+"""What several processes that train one model agree on before each step."""

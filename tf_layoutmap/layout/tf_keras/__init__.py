@@ -1,0 +1,1 @@
+"""tf_keras models on a mesh; imported when tf_keras is."""

@@ -1,0 +1,1 @@
+"""Operations that DTensor gets wrong, corrected where TensorFlow makes them."""

@@ -1,0 +1,204 @@
+"""Operations that DTensor gets wrong without a word, for every caller.
+
+A dimension that is put together, read backwards, or counted through by class
+must be whole: DTensor lets each device do it to its own part. So it is made
+whole where all of TensorFlow's Python makes such an operation.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.tf_ops import einsum_axes, strided_slices
+from tf_layoutmap.layout.tf_ops.known_values import is_shape, known
+
+dtensor = tf.experimental.dtensor
+
+# A name scope of einsums whose operands are divided alike, which stay so. Their
+# gradients are made in it, too.
+DIVIDED_ALIKE = "divided_alike"
+
+_lock = threading.Lock()
+_installed = False
+
+
+def install(mesh_of_trace: Callable[[], Any]) -> None:
+    """Replaces the operations, the first time it is called.
+
+    Args:
+      mesh_of_trace: Returns the `dtensor.Mesh` that this thread traces for, or
+        None, where the operations stay as they are. Eagerly they do so unless
+        an argument is on a mesh.
+    """
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        arrays, nn = _tf_private.gen_array_ops, _tf_private.gen_nn_ops
+        products = _tf_private.gen_linalg_ops
+        for module, name, ours, raw in (
+                (arrays, "concat_v2", concat, "ConcatV2"),
+                (arrays, "_slice", cut, "Slice"),
+                (arrays, "strided_slice", strided_slices.strided_slice,
+                 "StridedSlice"),
+                (arrays, "strided_slice_grad",
+                 strided_slices.strided_slice_gradient, "StridedSliceGrad"),
+                (arrays, "tensor_strided_slice_update",
+                 strided_slices.strided_slice_update,
+                 "TensorStridedSliceUpdate"),
+                (products, "einsum", einsum, "Einsum"),
+                (nn, "bias_add", bias_add, "BiasAdd"),
+                (nn, "sparse_softmax_cross_entropy_with_logits",
+                 sparse_cross_entropy,
+                 "SparseSoftmaxCrossEntropyWithLogits")):
+            replace(module, name, ours, raw, mesh_of_trace)
+        _installed = True
+
+
+def replace(module: Any, name: str, ours: Callable[..., Any], raw: str,
+            mesh_of_trace: Callable[[], Any]) -> tuple[Any, Any]:
+    """Replaces one operation where Python makes it; returns old and new."""
+    original = getattr(module, name)
+    fixed = functools.partial(ours, original)
+    wrapper = _wrapped(original, fixed, mesh_of_trace)
+    for holder in _tf_private.modules_with(original, name):
+        setattr(holder, name, wrapper)
+    # Has the same arguments, by keyword only.
+    setattr(tf.raw_ops, raw, _wrapped(
+        getattr(tf.raw_ops, raw), fixed, mesh_of_trace))
+    return original, wrapper
+
+
+def _wrapped(original: Callable[..., Any], mended: Callable[..., Any],
+             mesh_of_trace: Callable[[], Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            # Tensors on a mesh know theirs.
+            mesh = None
+            applies = any(map(_on_mesh, (*args, *kwargs.values())))
+        else:
+            mesh = mesh_of_trace()
+            applies = mesh is not None and not _of_a_dataset()
+        if not applies:
+            return original(*args, **kwargs)
+        return mended(mesh, *args, **kwargs)
+
+    return wrapper
+
+
+def _on_mesh(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_on_mesh, value))
+    if isinstance(value, tf.Tensor):
+        return pinning.on_mesh(value)
+    return isinstance(getattr(value, "layout", None), dtensor.Layout)
+
+
+def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
+           name: str | None = None) -> Any:
+    """`tf.concat`, of samples that are whole.
+
+    Where what comes after divides that dimension, DTensor puts the parts of
+    one device side by side, in the wrong order.
+    """
+    if not isinstance(values, (list, tuple)) or all(map(is_shape, values)):
+        return original(values, axis, name=name)
+    static = tf.get_static_value(axis)
+    # A layout can leave one dimension only as it is.
+    first = not static or any(
+        static + len(getattr(x, "shape", ())) == 0 for x in values)
+    pin = pinning.whole if first else pinning.whole_samples
+    pinned = [pin(x, mesh) for x in values]
+    return pin(original(pinned, axis, name=name), mesh)
+
+
+def cut(original: Callable[..., Any], mesh: Any, input: Any, begin: Any,
+        size: Any, name: str | None = None) -> Any:
+    """`tf.slice`, as a strided slice where begin and size are known.
+
+    Its own gradient pads, for which DTensor takes each device's part for all.
+    Where they are computed, samples are whole.
+    """
+    if is_shape(input):
+        return original(input, begin, size, name=name)
+    starts, sizes = known(begin), known(size)
+    if starts is None or sizes is None or not input.shape.is_fully_defined():
+        x = pinning.whole(input, mesh)
+        return pinning.whole(original(x, begin, size, name=name), mesh)
+    ends = [length if part == -1 else start + part for start, part, length in
+            zip(starts, sizes, input.shape)]
+    if any(not 0 <= start <= end <= length for start, end, length in
+           zip(starts, ends, input.shape)):
+        # The original says so; a strided slice would be shorter.
+        return original(input, begin, size, name=name)
+    return _tf_private.gen_array_ops.strided_slice(
+        input, starts, np.array(ends, starts.dtype), np.ones_like(starts),
+        name=name)
+
+
+def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
+                         features: Any, labels: Any,
+                         name: str | None = None) -> Any:
+    """The loss of class numbers; NaN for a number that is no class.
+
+    Where the classes are divided, DTensor compares each part with its labels.
+    It does so in float32 and float16, and finds none in any other dtype: those
+    come whole. And it takes a label outside all parts for a loss like any
+    other, where TensorFlow raises on a CPU and gives NaN on a GPU.
+    """
+    if features.dtype not in (tf.float32, tf.float16):
+        features = pinning.whole_samples(features, mesh)
+    result = original(features, labels, name=name)
+    is_class = (labels >= 0) & (labels < features.shape[-1])
+    return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
+
+
+def einsum(original: Callable[..., Any], mesh: Any, inputs: Any,
+           equation: str, name: str | None = None) -> Any:
+    """`tf.einsum`; whole samples where it sums over several dimensions.
+
+    See `einsum_axes.sums_several`. And DTensor does not know ellipses.
+    """
+    inputs = [tf.convert_to_tensor(x) for x in inputs]
+    ranks = [x.shape.rank for x in inputs]
+    if None not in ranks:
+        equation = einsum_axes.spelled_out(equation, ranks)
+    if (len(ranks) == 2 and "." not in equation
+            and DIVIDED_ALIKE not in tf.get_current_name_scope()
+            and einsum_axes.sums_several(equation)):
+        inputs = [
+            (pinning.whole_samples if may_be else pinning.whole)(x, mesh)
+            for x, may_be in zip(
+                inputs, einsum_axes.first_may_be_divided(equation))]
+    return original(inputs, equation, name=name)
+
+
+def bias_add(original: Callable[..., Any], mesh: Any, value: Any, bias: Any,
+             data_format: str = "NHWC", name: str | None = None) -> Any:
+    """`tf.nn.bias_add`; a sum where channels are not last.
+
+    DTensor takes the last dimension for that of the channels.
+    """
+    value, bias = tf.convert_to_tensor(value), tf.convert_to_tensor(bias)
+    if data_format != "NCHW" or value.shape.rank in (None, 2):
+        return original(value, bias, data_format=data_format, name=name)
+    return tf.add(value, tf.reshape(
+        bias, [-1, *[1] * (value.shape.rank - 2)]), name=name)
+
+
+def _of_a_dataset() -> bool:
+    """Whether a function of `tf.data` is traced: it runs on the host."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
+        if getattr(graph, "name", "").startswith("Dataset_"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False

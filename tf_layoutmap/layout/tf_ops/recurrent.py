@@ -1,0 +1,49 @@
+"""Recurrent layers of Keras 3 and tf_keras on a mesh, step behind step.
+
+Both hand their loop to one function of their backend, which can unroll it.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.layout.mesh import trace_context
+from tf_layoutmap.layout.tf_ops import loops
+
+
+def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`backend.rnn`; for a mesh unrolled if it knows its number of steps.
+
+    Where it does not, or where samples have lengths of their own, the loop
+    comes to `mesh_loops` as any other.
+    """
+    if not trace_context.traced_for_mesh():
+        return original(*args, **kwargs)
+    call = inspect.signature(original).bind(*args, **kwargs)
+    options = call.arguments
+    steps = tf.nest.flatten(options["inputs"])[0].shape[
+        0 if options.get("time_major") else 1]
+    lengths = options.get("input_length")
+    if (steps and steps <= loops.MOST_STEPS and
+            (lengths is None or isinstance(lengths, int))):
+        options["unroll"] = True
+    return original(*call.args, **call.kwargs)
+
+
+def without_gpu(standard: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what takes the place of tf_keras' choice of an implementation.
+
+    It makes functions for CPUs and GPUs, among which a TensorFlow that places
+    operations chooses. DTensor does not, and its compiler ends the process.
+
+    Args:
+      standard: The implementation that runs everywhere.
+    """
+    def choose(original: Callable[..., Any], *args: Any,
+               **kwargs: Any) -> Any:
+        chosen = standard if trace_context.traced_for_mesh() else original
+        return chosen(*args, **kwargs)
+
+    return choose

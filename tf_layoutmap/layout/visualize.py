@@ -1,0 +1,94 @@
+"""Which device holds what of a variable, as a drawing."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _checks
+from tf_layoutmap.layout.mesh import shard_shapes
+from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+
+dtensor = tf.experimental.dtensor
+
+
+def visualize_layout(variable: Any, *, show: bool = True) -> str:
+    """Draws which device holds which part of a variable.
+
+    ```
+    d1/kernel (10, 20), layout (None, 'model') on mesh batch=2 x model=2
+        [:, 0:10]     [:, 10:20]
+        CPU:0 CPU:2   CPU:1 CPU:3
+    ```
+
+    A row per part of the first dimension, a column per part of the others.
+
+    Args:
+      variable: A Keras variable on a mesh, a `DVariable`, or an eager
+        DTensor.
+      show: Whether to print it, too.
+
+    Returns:
+      The drawing.
+
+    Raises:
+      TypeError: `variable` lies on no mesh.
+    """
+    layout = getattr(variable, "layout", None)
+    if layout is None and tf.is_tensor(variable) and (
+            dtensor.is_dtensor(variable)):
+        layout = dtensor.fetch_layout(variable)
+    if not isinstance(layout, dtensor.Layout):
+        raise TypeError(_checks.message(
+            "variable", "a variable or tensor on a mesh",
+            type(variable).__name__))
+    shape = tuple(variable.shape)
+    sizes = mesh_sizes(layout.mesh)
+    axes = axes_of_layout(layout)
+    mesh = " x ".join(f"{name}={size}" for name, size in sizes.items())
+    name = getattr(variable, "path", None) or getattr(variable, "name", "")
+    holders = _holders(axes, shape, sizes, layout.mesh)
+    text = (f"{name} {shape}, layout {axes} on mesh {mesh}\n"
+            + _grid(holders, len(shape))).lstrip()
+    if show:
+        print(text)
+    return text
+
+
+def _holders(axes: tuple, shape: tuple[int, ...], sizes: dict[str, int],
+             mesh: Any) -> dict[tuple[tuple[int, int], ...], list[str]]:
+    """Returns the devices of each part; a part is (start, stop) per dim."""
+    holders: dict[tuple, list[str]] = {}
+    for device, location in zip(
+            mesh.local_devices(), mesh.local_device_locations()):
+        slices = shard_shapes.shard_slices(axes, shape, sizes, location)
+        part = tuple((s.start, s.stop) for s in slices)
+        short = ":".join(device.split(":")[-2:]).upper()
+        holders.setdefault(part, []).append(short)
+    return holders
+
+
+def _grid(holders: dict, rank: int) -> str:
+    rows = sorted({part[:1] for part in holders})
+    columns = sorted({part[1:] for part in holders})
+    whole_rows, whole_columns = len(rows) == 1, _whole(columns, rank)
+    cells = {}
+    for part, devices in holders.items():
+        spans = []
+        for dim, (start, stop) in enumerate(part):
+            is_whole = whole_rows if dim == 0 else whole_columns[dim - 1]
+            spans.append(":" if is_whole else f"{start}:{stop}")
+        cells[part] = (f"[{', '.join(spans)}]" if rank else "[]",
+                       " ".join(devices))
+    width = max(len(text) for cell in cells.values() for text in cell)
+    lines = []
+    for row in rows:
+        line = [cells[row + column] for column in columns]
+        for level in (0, 1):
+            lines.append("    " + "   ".join(
+                cell[level].ljust(width) for cell in line).rstrip())
+    return "\n".join(lines)
+
+
+def _whole(columns: list, rank: int) -> list[bool]:
+    return [len({column[dim] for column in columns}) == 1
+            for dim in range(max(rank - 1, 0))]

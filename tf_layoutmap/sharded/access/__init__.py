@@ -1,0 +1,1 @@
+"""Reading and writing a table in shards: indices, slices, operators."""

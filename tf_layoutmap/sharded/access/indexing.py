@@ -1,0 +1,191 @@
+"""`sharded[...]`: the rows first, by what indexes axis 0, then all the rest.
+
+Only the shards that own a wanted row are read. Python numbers and slices mean
+what they mean for numpy; tensors, arrays and lists of row numbers or of bools
+select rows.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.sharded.access import elements, selectors
+from tf_layoutmap.sharded.routing import checks, parts, routing
+from tf_layoutmap.sharded.routing.shards import Shards
+
+
+def read(shards: Shards, index: Any) -> tf.Tensor:
+    """Returns `table[index]` as a tensor.
+
+    Args:
+      shards: The table, of rank at least 1.
+      index: One item or a tuple of them: int, scalar tensor, slice (bounds
+        may be tensors), `...`, `None`. What indexes axis 0 may also be an
+        int or bool array, list or tensor. Ints and slices count from the end
+        when negative.
+
+    Raises:
+      IndexError: A Python number is out of range, or a mask has another
+        length than the table.
+      TypeError: An item is of a kind that cannot index here.
+      tf.errors.InvalidArgumentError: A row number in a tensor is outside.
+    """
+    checks.check_devices_in_xla(shards)
+    items = index if isinstance(index, tuple) else (index,)
+    num_new_axes, selector, rest = selectors.split(shards, items)
+    rows, drops_axis = _read_rows(shards, selector)
+    if drops_axis:
+        remaining = (None,) * num_new_axes + rest
+    else:
+        num_row_axes = rows.shape.rank - shards.row_shape.rank
+        remaining = ((None,) * num_new_axes + (slice(None),) * num_row_axes
+                     + rest)
+    return rows[remaining]
+
+
+def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
+    """Sets, adds to or subtracts from `table[index]`.
+
+    Args:
+      shards: The table.
+      verb: `"update"`, `"add"` or `"sub"`.
+      index: As for `read`. Rows that an array names twice are written twice,
+        in order.
+      value: Of a shape that broadcasts to that of `table[index]`.
+
+    Raises:
+      IndexError, TypeError: As `read`.
+      ValueError: `value` does not broadcast. Nothing is written.
+    """
+    checks.check_devices_in_xla(shards)
+    items = index if isinstance(index, tuple) else (index,)
+    num_new_axes, selector, rest = selectors.split(shards, items)
+    value = tf.convert_to_tensor(value, dtype=shards.dtype)
+    if selectors.is_mask_of_elements(selector):
+        if rest:
+            raise TypeError(
+                "A mask of single elements must stand alone to be assigned. "
+                f"Received: {len(rest)} items after it (table "
+                f"{shards.name!r}).")
+        mask = selectors.checked_mask(shards, selector)
+        indices = tf.where(mask)
+        shape = tf.concat(
+            [tf.shape(indices)[:1], shards.shape[mask.shape.rank:]], axis=0)
+        elements.scatter_nd(shards, verb, indices, _broadcast(
+            shards, value, shape))
+        return
+    ids, drops_axis = selectors.selected_ids(shards, selector)
+    # Every element of a row has a number; indexing them tells which to write.
+    row_shape = shards.row_shape.as_list()
+    numbers = tf.reshape(tf.range(shards.row_shape.num_elements()), row_shape)
+    if rest:
+        numbers = numbers[rest]
+    shape = tf.concat([[1] * num_new_axes,
+                       [] if drops_axis else tf.shape(ids),
+                       tf.shape(numbers)], axis=0)
+    value = _broadcast(shards, value, tf.cast(shape, tf.int32))
+    flat_ids = tf.reshape(ids, [-1])
+    if all(item is Ellipsis or item is None or isinstance(item, slice)
+           and item == slice(None) for item in rest):
+        routing.scatter(shards, verb, flat_ids, tf.reshape(
+            value, tf.concat([tf.shape(flat_ids), row_shape], axis=0)))
+        return
+    places = tf.transpose(tf.unravel_index(
+        tf.reshape(numbers, [-1]), tf.constant(row_shape, tf.int32)))
+    num_ids, num_places = tf.size(flat_ids), tf.shape(places)[0]
+    indices = tf.concat([
+        tf.repeat(tf.cast(flat_ids, tf.int64), num_places)[:, tf.newaxis],
+        tf.tile(tf.cast(places, tf.int64), [num_ids, 1])], axis=1)
+    indices.set_shape([None, 1 + len(row_shape)])
+    elements.scatter_nd(shards, verb, indices, tf.reshape(value, [-1]))
+
+
+def dense(shards: Shards) -> tf.Tensor:
+    """Returns the whole table as one tensor, rows in order."""
+    checks.check_devices_in_xla(shards)
+    whole = (tf.convert_to_tensor(shards.variables[0])
+             if len(shards.variables) == 1 else
+             tf.concat([tf.convert_to_tensor(variable)
+                        for variable in shards.variables], axis=shards.axis))
+    if shards.partition.is_contiguous:
+        return whole
+    owners, local_rows = parts.assign(
+        shards.partition, tf.range(shards.num_rows, dtype=tf.int64))
+    starts = tf.constant(shards.partition.offsets[:-1], tf.int64)
+    return tf.gather(whole, tf.gather(starts, owners) + local_rows)
+
+
+def _read_rows(shards: Shards,
+               selector: Any) -> tuple[tf.Tensor, bool]:
+    """Returns the rows and whether axis 0 is gone from them."""
+    if isinstance(selector, slice) and not selectors.has_tensor_bound(selector):
+        return _read_slice(shards, selector), False
+    if selectors.is_mask_of_elements(selector):
+        return _read_mask(shards, selector), False
+    if (shards.axis == 0 and shards.partition.placement != "callable"
+            and not isinstance(selector, slice)
+            and not selectors.is_array(selector)
+            and not selectors.is_tensor(selector)
+            and not isinstance(selector, (bool, np.bool_))):
+        owner, local_row = shards.partition.locate(
+            selectors.row_number(shards, selector))
+        # Not variable[local_row]: that reads, and often copies, the shard.
+        return routing.gather_checked(
+            shards.alone(int(owner)), tf.constant(local_row)), True
+    ids, drops_axis = selectors.selected_ids(shards, selector)
+    return routing.gather(shards, ids), drops_axis
+
+
+def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
+    if shards.axis == 1 or not shards.partition.is_contiguous:
+        if selector == slice(None):
+            return dense(shards)
+        ids, _ = selectors.selected_ids(shards, selector)
+        return routing.gather(shards, ids)
+    wanted = range(shards.num_rows)[selector]
+    is_reversed = wanted.step < 0
+    if is_reversed:
+        wanted = wanted[::-1]
+    blocks = []
+    offsets = shards.partition.offsets
+    for number, (start, stop) in enumerate(zip(offsets, offsets[1:])):
+        # The first wanted row at or after `start`, by rounding up.
+        skipped = max(0, -(-(start - wanted.start) // wanted.step))
+        mine = wanted[skipped:]
+        mine = mine[:max(0, -(-(stop - mine.start) // wanted.step))]
+        if len(mine) == stop - start and mine:
+            blocks.append(tf.convert_to_tensor(shards.variables[number]))
+        elif mine:
+            blocks.append(routing.gather_checked(
+                shards.alone(number), tf.range(
+                    mine.start - start, mine[-1] + 1 - start, wanted.step)))
+    if not blocks:
+        return tf.zeros([0, *shards.row_shape], shards.dtype)
+    rows = blocks[0] if len(blocks) == 1 else tf.concat(blocks, axis=0)
+    return tf.reverse(rows, axis=[0]) if is_reversed else rows
+
+
+def _read_mask(shards: Shards, mask: Any) -> tf.Tensor:
+    mask = selectors.checked_mask(shards, mask)
+    if mask.shape.rank > 1:
+        # Single elements of every row: there is no row to route.
+        return tf.boolean_mask(dense(shards), mask)
+    return routing.gather(shards, tf.reshape(tf.where(mask), [-1]))
+
+
+def _broadcast(shards: Shards, value: tf.Tensor,
+               shape: tf.Tensor) -> tf.Tensor:
+    known = tf.get_static_value(shape)
+    if known is not None and value.shape.is_fully_defined():
+        try:
+            fits = np.broadcast_shapes(
+                tuple(value.shape), tuple(known)) == tuple(known)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                "A value must broadcast to what is indexed, shape "
+                f"{tuple(known.tolist())}. Received: shape {value.shape} "
+                f"(table {shards.name!r}).")
+    return tf.broadcast_to(value, shape)

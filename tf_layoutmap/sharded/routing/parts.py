@@ -1,0 +1,171 @@
+"""Which op serves which shards.
+
+Shards on one CPU of this process are served together by one op of ours, which
+checks the ids, locks all shards and moves each row once. Any other shard is a
+part of its own, served by TensorFlow's ops: on parameter servers, whose
+processes may not have our library, under XLA, and in exported graphs.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_layoutmap import _op_gradients, _ops, _tf_private
+from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded.routing import checks
+from tf_layoutmap.sharded.routing.shards import Shards
+
+# What `LayoutMap>ScatterRows` has no kernel for, `tf.Variable` has none for
+# either, but of another name in the message.
+_UNSERVED_DTYPES = (tf.variant, tf.resource)
+
+_tf_private.register_read_only_op("LayoutMap>GatherRows")
+_tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
+    _op_gradients.gather_rows_tangent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some shards of a table, served by one op.
+
+    Attributes:
+      shards: They as a table of their own: contiguous, unless they are the
+        whole table.
+      numbers: Which shards of the whole table they are.
+      is_fused: Whether our op serves them.
+    """
+
+    shards: Shards
+    numbers: Sequence[int]
+    is_fused: bool
+
+
+def parts_of(shards: Shards) -> list[Part]:
+    """Divides the shards of a table (along axis 0) into parts."""
+    checks.check_devices_in_xla(shards)
+    groups: dict[str, list[int]] = {}
+    is_stock = (shards.is_exported or shards.dtype in _UNSERVED_DTYPES
+                or checks.in_xla())
+    for number, device in enumerate(shards.devices):
+        is_fused = not is_stock and is_local_cpu(device)
+        groups.setdefault(
+            f"fused {device}" if is_fused else f"stock {number}",
+            []).append(number)
+    return [Part(_sub_table(shards, numbers), numbers,
+                 key.startswith("fused"))
+            for key, numbers in groups.items()]
+
+
+def is_local_cpu(device: str) -> bool:
+    """Whether a variable there is on a CPU of this process."""
+    spec = tf.DeviceSpec.from_string(device)
+    return (spec.device_type in (None, "CPU")
+            and spec.job in (None, "localhost"))
+
+
+def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a part by ids of any shape."""
+    if not part.is_fused:
+        variable, = part.shards.variables
+        # Not `sparse_read`: with a tf.autodiff.ForwardAccumulator it fails,
+        # and tf.gather knows what to do then.
+        rows = tf.gather(variable, tf.reshape(ids, [-1]))
+        row_shape = part.shards.row_shape
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids), row_shape], axis=0))
+        rows.set_shape(ids.shape.concatenate(row_shape))
+        return rows
+    for variable in part.shards.variables:
+        if variable.trainable:
+            _tf_private.variable_accessed(variable)
+    with tf.device(part.shards.devices[0]):
+        return _ops.gather_rows(
+            **_described(part.shards), ids=ids, dtype=part.shards.dtype)
+
+
+def scatter(part: Part, verb: str, ids: tf.Tensor,
+            values: tf.Tensor) -> None:
+    """Writes rows of a part.
+
+    Args:
+      part: The part.
+      verb: One of those of `routing`.
+      ids: Any shape. Where our op does not serve the part, of equal ids only
+        some may be written by `update`, so their values must be equal.
+      values: Fit `ids`, or are a scalar. No integer is divided by 0.
+    """
+    if part.is_fused:
+        with tf.device(part.shards.devices[0]):
+            _ops.scatter_rows(
+                **_described(part.shards), ids=ids, updates=values, verb=verb)
+        return
+    variable, = part.shards.variables
+    flat_ids = tf.reshape(ids, [-1])
+    if values.shape.rank != 0:
+        values = tf.reshape(values, tf.concat(
+            [tf.shape(flat_ids), part.shards.row_shape], axis=0))
+    if (verb == "div" and part.shards.dtype.is_integer
+            and part.shards.dtype.min < 0):
+        # The lowest number by -1 ends the process in TensorFlow's op.
+        is_minus_one = tf.equal(values, tf.cast(-1, values.dtype))
+        one = tf.ones_like(values)
+        variable.scatter_mul(tf.IndexedSlices(
+            tf.where(is_minus_one, values, one), flat_ids))
+        values = tf.where(is_minus_one, one, values)
+    getattr(variable, f"scatter_{verb}")(tf.IndexedSlices(values, flat_ids))
+
+
+def last_of_equal(ids: tf.Tensor) -> tf.Tensor:
+    """Returns for each id, `[num_ids]`, where it stands for the last time.
+
+    Ids that repeat then all write the last value, in whatever order
+    TensorFlow's ops write them.
+    """
+    order = tf.argsort(ids, stable=True)
+    is_new = tf.concat([[False], tf.not_equal(
+        tf.gather(ids, order[1:]), tf.gather(ids, order[:-1]))], axis=0)
+    # One False too many when there are no ids.
+    runs = tf.cumsum(tf.cast(is_new[:tf.size(ids)], tf.int32))
+    last = tf.math.unsorted_segment_max(order, runs, tf.size(ids))
+    return tf.scatter_nd(order[:, tf.newaxis], tf.gather(last, runs),
+                         tf.shape(ids))
+
+
+def assign(partition: RowPartition,
+           ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns owner (int32) and local row (dtype of `ids`) of checked ids.
+
+    The tensor form of `RowPartition.locate`.
+    """
+    if partition.placement == "mod":
+        num_shards = tf.constant(partition.num_shards, ids.dtype)
+        return (tf.cast(ids % num_shards, tf.int32), ids // num_shards)
+    if partition.placement == "callable":
+        owners, local_rows = partition.function(ids)
+        return tf.cast(owners, tf.int32), tf.cast(local_rows, ids.dtype)
+    # Searching the ends (not the starts) skips empty shards.
+    ends = tf.constant(partition.offsets[1:], ids.dtype)
+    starts = tf.constant(partition.offsets[:-1], ids.dtype)
+    owners = tf.searchsorted(ends, tf.reshape(ids, [-1]), side="right")
+    owners = tf.reshape(owners, tf.shape(ids))
+    return owners, ids - tf.gather(starts, owners)
+
+
+def _sub_table(shards: Shards, numbers: Sequence[int]) -> Shards:
+    if (len(numbers) == len(shards.variables)
+            and shards.partition.placement != "callable"):
+        return shards
+    sizes = [shards.partition.sizes[number] for number in numbers]
+    devices = shards.argument_devices
+    return Shards([shards.variables[number] for number in numbers],
+                  RowPartition.from_sizes(sizes), shards.name,
+                  is_exported=shards.is_exported,
+                  argument_devices=devices and [devices[n] for n in numbers])
+
+
+def _described(shards: Shards) -> dict:
+    """The arguments of our op that say what the table is."""
+    return dict(
+        shards=[variable.handle for variable in shards.variables],
+        offsets=tf.constant(shards.partition.offsets, tf.int64),
+        placement=shards.partition.placement, table=shards.name)

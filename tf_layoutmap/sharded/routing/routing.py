@@ -1,0 +1,246 @@
+"""The one door for reads and writes of single rows.
+
+Where all shards are on this CPU, one op of ours does everything: ids are
+checked once, there. Elsewhere ids and values are checked completely, then
+divided among the parts (`parts.py`), and only then is a shard touched: a
+refused call has written nothing. With one shard, and so in every exported
+graph, nothing is routed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.sharded.routing import checks, parts
+from tf_layoutmap.sharded.routing.shards import Shards
+
+VERBS = ("add", "sub", "mul", "div", "min", "max", "update")
+SCATTER_VERBS = tuple(f"scatter_{verb}" for verb in VERBS)
+
+
+def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
+    """Returns the rows of `ids`, in the order of `ids`.
+
+    Args:
+      shards: The table.
+      ids: Any shape, int32 or int64: global rows.
+      name: Name of the operations.
+
+    Returns:
+      Shape `ids.shape + row_shape`, dtype of the table.
+
+    Raises:
+      TypeError: `ids` are not int32 or int64.
+      tf.errors.InvalidArgumentError: An id is outside the table.
+    """
+    with tf.name_scope(name or "sharded_gather"):
+        ids = checks.ids_of(shards, ids)
+        outside = None
+        if not _checks_ids_itself(shards):
+            if checks.in_xla():
+                ids, outside = checks.poison_ids(shards, ids)
+            else:
+                ids = checks.check_ids(shards, ids)
+        rows = gather_checked(shards, ids)
+        if outside is not None:
+            rows = checks.nan_where(outside, rows)
+        return tf.identity(rows, name="rows")
+
+
+def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows by checked ids."""
+    if shards.axis == 1:
+        columns = shards.each_alone()
+        if len(columns) == 1:
+            return gather_checked(columns[0], ids)
+        if ids.shape.rank is None:
+            rows = gather_checked(shards, tf.reshape(ids, [-1]))
+            return tf.reshape(rows, tf.concat(
+                [tf.shape(ids), shards.row_shape], axis=0))
+        return tf.concat([gather_checked(column, ids) for column in columns],
+                         axis=ids.shape.rank)
+    found = parts.parts_of(shards)
+    if _needs_no_route(shards, found):
+        return parts.gather(found[0], ids)
+    if len(found) > 1 and checks.in_vectorized_map():
+        rows = _gather_masked(shards, found, tf.reshape(ids, [-1]))
+        return _in_shape_of(shards, rows, ids)
+    route = _route(shards, found, tf.reshape(ids, [-1]))
+    if len(found) == 1:
+        rows = parts.gather(found[0], route.rows[0])
+    else:
+        rows = tf.dynamic_stitch(route.positions, [
+            parts.gather(part, part_rows)
+            for part, part_rows in zip(found, route.rows)])
+    return _in_shape_of(shards, rows, ids)
+
+
+def _in_shape_of(shards: Shards, rows: tf.Tensor,
+                 ids: tf.Tensor) -> tf.Tensor:
+    """Returns `[num_ids, ...]` rows in the shape that belongs to the ids."""
+    rows = tf.reshape(
+        rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0))
+    rows.set_shape(ids.shape.concatenate(shards.row_shape))
+    return rows
+
+
+def _gather_masked(shards: Shards, found: Sequence[parts.Part],
+                   flat_ids: tf.Tensor) -> tf.Tensor:
+    """Gathers without tensors whose size depends on the ids.
+
+    tf.vectorized_map stacks what its iterations compute, which must be of one
+    size. So each part reads a row for each id, its first one for those of
+    others.
+    """
+    rows, numbers = _locate(shards, found, flat_ids)
+    rank = 1 + shards.row_shape.rank
+    gathered = None
+    for number, part in enumerate(found):
+        if not part.shards.num_rows:
+            continue
+        is_here = tf.equal(numbers, number)
+        here = parts.gather(
+            part, tf.where(is_here, rows, tf.zeros_like(rows)))
+        gathered = here if gathered is None else tf.where(
+            tf.reshape(is_here, [-1] + [1] * (rank - 1)), here, gathered)
+    return gathered
+
+
+def scatter(shards: Shards, verb: str, ids: Any, values: Any,
+            name: str | None = None) -> None:
+    """Applies a scatter verb to the rows of `ids`.
+
+    Args:
+      shards: The table.
+      verb: One of `VERBS`.
+      ids: Any shape, int32 or int64: global rows. Repeated ids all apply, in
+        their order, so of several updates of one row the last one stays.
+      values: `ids.shape + row_shape`, or one scalar for all.
+      name: Name of the operations.
+
+    Raises:
+      TypeError: `ids` are not int32 or int64.
+      ValueError: `values` have another shape or dtype.
+      tf.errors.InvalidArgumentError: An id is outside the table, a shape
+        known only at run time is wrong, or integers are divided by 0. No
+        shard is written.
+    """
+    with tf.name_scope(name or f"scatter_{verb}"):
+        ids = checks.ids_of(shards, ids)
+        values = tf.convert_to_tensor(values, dtype=shards.dtype)
+        is_scalar = values.shape.rank == 0
+        shape = ids.shape.concatenate(shards.row_shape)
+        if not is_scalar:
+            checks.check_shape(shards, values, shape)
+        if _checks_ids_itself(shards):
+            return parts.scatter(parts.parts_of(shards)[0], verb, ids, values)
+        outside = None
+        if checks.in_xla():
+            ids, outside = checks.poison_ids(shards, ids)
+            # All of them: the row that was meant is not there to be poisoned.
+            values = checks.nan_where(tf.reduce_any(outside), values)
+        else:
+            ids = checks.check_ids(shards, ids)
+        if not is_scalar:
+            full_shape = tf.concat([tf.shape(ids), shards.row_shape], axis=0)
+            if values.shape.rank is None:
+                # Only now can it be seen whether it is one for all.
+                values = tf.cond(
+                    tf.equal(tf.rank(values), 0),
+                    lambda: tf.broadcast_to(values, full_shape),
+                    lambda: tf.identity(values))
+            values = checks.check_run_time_shape(
+                shards, values, shape, full_shape)
+        if verb == "div" and shards.dtype.is_integer:
+            values = checks.check_divisors(shards, values)
+        flat_ids = tf.reshape(ids, [-1])
+        if not is_scalar:
+            values = tf.reshape(values, tf.concat(
+                [tf.shape(flat_ids), shards.row_shape], axis=0))
+            if verb == "update":
+                values = tf.gather(values, parts.last_of_equal(flat_ids))
+        _scatter_checked(shards, verb, flat_ids, values)
+        if (outside is not None and verb in ("min", "max")
+                and shards.dtype.is_floating):
+            _scatter_checked(shards, "add", flat_ids,
+                             checks.poison_to_add(outside, values))
+
+
+def _scatter_checked(shards: Shards, verb: str, flat_ids: tf.Tensor,
+                     values: tf.Tensor) -> None:
+    is_scalar = values.shape.rank == 0
+    if shards.axis == 1:
+        columns = shards.each_alone()
+        blocks = ([values] * len(columns) if is_scalar else
+                  tf.split(values, shards.partition.sizes, axis=1))
+        for column, block in zip(columns, blocks):
+            _scatter_checked(column, verb, flat_ids, block)
+        return
+    found = parts.parts_of(shards)
+    if _needs_no_route(shards, found):
+        parts.scatter(found[0], verb, flat_ids, values)
+        return
+    route = _route(shards, found, flat_ids)
+    for part, rows, positions in zip(found, route.rows, route.positions):
+        parts.scatter(part, verb, rows,
+                      values if is_scalar or positions is None
+                      else tf.gather(values, positions))
+
+
+def _checks_ids_itself(shards: Shards) -> bool:
+    """Whether one op of ours does the whole call, and its checks."""
+    if shards.axis == 1:
+        return False
+    found = parts.parts_of(shards)
+    return _needs_no_route(shards, found) and found[0].is_fused
+
+
+def _needs_no_route(shards: Shards, found: Sequence[parts.Part]) -> bool:
+    return len(found) == 1 and shards.partition.placement != "callable"
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """Where the rows of some ids live.
+
+    Attributes:
+      rows: One `[num_ids of the part]` tensor per part: rows of that part.
+      positions: Alike, int32: which of the ids those are, ascending. None for
+        all of them, when there is one part.
+    """
+
+    rows: Sequence[tf.Tensor]
+    positions: Sequence[tf.Tensor | None]
+
+
+def _route(shards: Shards, found: Sequence[parts.Part],
+           flat_ids: tf.Tensor) -> Route:
+    """Divides checked `[num_ids]` ids among parts, keeping their order."""
+    rows, numbers = _locate(shards, found, flat_ids)
+    if len(found) == 1:
+        return Route([rows], [None])
+    positions = tf.range(tf.size(flat_ids))
+    return Route(tf.dynamic_partition(rows, numbers, len(found)),
+                 tf.dynamic_partition(positions, numbers, len(found)))
+
+
+def _locate(shards: Shards, found: Sequence[parts.Part],
+            flat_ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the row of each id in its part, and the part's number."""
+    owners, rows = parts.assign(shards.partition, flat_ids)
+    part_of_shard = [0] * len(shards.variables)
+    first_row_of_shard = [0] * len(shards.variables)
+    for number, part in enumerate(found):
+        # Inside a part, shards lie after each other.
+        first_row = 0
+        for shard in part.numbers:
+            part_of_shard[shard] = number
+            first_row_of_shard[shard] = first_row
+            first_row += shards.partition.sizes[shard]
+    if any(first_row_of_shard):
+        rows += tf.gather(tf.constant(first_row_of_shard, rows.dtype), owners)
+    if len(found) == len(shards.variables):
+        return rows, owners
+    return rows, tf.gather(tf.constant(part_of_shard, tf.int32), owners)
