@@ -22,7 +22,7 @@ from absl import app, flags, logging
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from clicks.settings import Settings
-from completion.corpus import DataError
+from completion.data.corpus import DataError
 from completion.report import Report
 from ending import in_a_sentence
 

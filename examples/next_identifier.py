@@ -22,7 +22,7 @@ from absl import app, flags, logging
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import logical_mesh
-from completion.corpus import Corpus, DataError
+from completion.data.corpus import Corpus, DataError
 from completion.report import Report
 from completion.settings import Settings
 from ending import in_a_sentence
@@ -58,7 +58,7 @@ flags.register_validator(
 
 def read(data: str) -> Corpus:
     """Reads what --data asks for."""
-    from completion import movielens, python_source
+    from completion.data import movielens, python_source
 
     if data == "stdlib":
         return python_source.read_standard_library()

@@ -21,7 +21,7 @@ from absl import app, flags, logging
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import logical_mesh
-from completion.corpus import DataError
+from completion.data.corpus import DataError
 from completion.report import Report
 from ending import in_a_sentence
 from transformer.settings import Settings, SettingsError

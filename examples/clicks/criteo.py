@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from completion.corpus import DataError
+from completion.data.corpus import DataError
 
 NUM_NUMBERS = 13
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))

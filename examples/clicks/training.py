@@ -7,7 +7,7 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from completion.corpus import DataError
+from completion.data.corpus import DataError
 
 from clicks.criteo import Clicks, held_out_batches, training_batches
 from clicks.model import build_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from completion.vocabulary import UNKNOWN, ItemVocabulary
+from completion.data.vocabulary import UNKNOWN, ItemVocabulary
 
 
 def frequency_ranks(targets: np.ndarray) -> np.ndarray:

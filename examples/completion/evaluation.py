@@ -10,9 +10,9 @@ from completion.baselines import (
     frequency_ranks,
     recall_and_mrr,
 )
-from completion.features import FeatureReader
+from completion.data.features import FeatureReader
+from completion.data.vocabulary import ItemVocabulary
 from completion.model import Completer, to_tensors
-from completion.vocabulary import ItemVocabulary
 
 # Scores of all rows are [batch, num_rows]: 40 MB for 20,000 rows.
 _BATCH = 512

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from completion.corpus import DataError
-from completion.features import ECHOES, RECENT
+from completion.data.corpus import DataError
+from completion.data.features import ECHOES, RECENT
 from completion.model import (
     FEATURE_SPECS,
     Completer,

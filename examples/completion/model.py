@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from completion.features import ECHOES, RECENT
+from completion.data.features import ECHOES, RECENT
+from completion.data.ragged import Ragged
+from completion.data.vocabulary import UNKNOWN
 from completion.plan import TOWER_FEATURES, Plan
-from completion.ragged import Ragged
 from completion.scoring import (
     build_tower,
     dense_ids,
@@ -15,7 +16,6 @@ from completion.scoring import (
     score_all,
     tower_input,
 )
-from completion.vocabulary import UNKNOWN
 
 _RAGGED = tf.RaggedTensorSpec([None, None], tf.int32, 1, tf.int64)
 _IDS = tf.TensorSpec([None], tf.int32)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from completion.features import SEQUENCES
+from completion.data.features import SEQUENCES
 from completion.settings import Settings
 
 # Features the tower sees; the others are what it is scored against.

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from completion.corpus import Corpus
-from completion.vocabulary import ItemVocabulary
+from completion.data.corpus import Corpus
+from completion.data.vocabulary import ItemVocabulary
 
 
 class Report:

@@ -12,15 +12,15 @@ import logical_mesh
 import numpy as np
 
 from completion import evaluation, serving, training
-from completion.corpus import Corpus, DataError, held_out_documents
-from completion.features import FeatureReader
+from completion.data.corpus import Corpus, DataError, held_out_documents
+from completion.data.features import FeatureReader
+from completion.data.sampling import BatchSampler
+from completion.data.vocabulary import UNKNOWN, ItemVocabulary
 from completion.mesh_model import MeshCompleter
 from completion.model import Completer, to_tensors
 from completion.plan import Plan
 from completion.report import Report
-from completion.sampling import BatchSampler
 from completion.settings import Settings
-from completion.vocabulary import UNKNOWN, ItemVocabulary
 
 _HELD_OUT = 0.1
 _MIN_COUNT = 2

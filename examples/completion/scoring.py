@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from completion.features import ECHOES, RECENT
-from completion.vocabulary import UNKNOWN
+from completion.data.features import ECHOES, RECENT
+from completion.data.vocabulary import UNKNOWN
 
 # Added to the score of what is no candidate. Not infinite: the gradient of
 # a sum of infinite scores is not a number.

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from completion.features import ECHOES, RECENT
+from completion.data.features import ECHOES, RECENT
+from completion.data.ragged import Ragged
 from completion.model import FEATURE_SPECS, tower_of
 from completion.plan import TOWER_FEATURES, Plan
-from completion.ragged import Ragged
 from completion.scoring import dense_ids, score_all, tower_input
 
 _TOLERANCE = 1e-4

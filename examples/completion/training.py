@@ -11,10 +11,10 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from completion.corpus import DataError
-from completion.features import FeatureReader
+from completion.data.corpus import DataError
+from completion.data.features import FeatureReader
+from completion.data.sampling import BatchSampler
 from completion.model import Completer, to_tensors
-from completion.sampling import BatchSampler
 
 FACTS = "model.json"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import logical_mesh
 import numpy as np
-from completion.python_source import FOLDER_SKIPS, STDLIB_SKIPS
+from completion.data.python_source import FOLDER_SKIPS, STDLIB_SKIPS
 from completion.report import Report
 from completion.training import FACTS, claim_folder
 

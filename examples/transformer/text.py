@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from completion.corpus import DataError, held_out_documents
-from completion.python_source import python_files
+from completion.data.corpus import DataError, held_out_documents
+from completion.data.python_source import python_files
 
 OTHER = 0  # row of the characters that are not in the vocabulary
 _HELD_OUT = 0.1

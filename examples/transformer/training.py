@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from completion.corpus import DataError
+from completion.data.corpus import DataError
 
 import tf_layoutmap as tlm
 from transformer.model import build_model, compile_model

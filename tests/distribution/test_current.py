@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf_layoutmap as tlm
-from tests.layout import twins
+from tests.layout import pairs
 from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap import distribution as ours
 from tf_layoutmap.layout.keras3.variable import MeshVariable
@@ -36,24 +36,24 @@ def program(distribution, **options):
     distribution.set_distribution(parallel)
     assert distribution.distribution() is parallel
     keras.utils.set_random_seed(3)
-    model = twins.dense_model()
-    history = twins.fit(model, validation_split=0.25)
-    return model, history, model.predict(twins.FEATURES, verbose=0)
+    model = pairs.dense_model()
+    history = pairs.fit(model, validation_split=0.25)
+    return model, history, model.predict(pairs.FEATURES, verbose=0)
 
 
 def test_a_whole_program_needs_another_import_only():
-    plain = twins.plain(twins.dense_model)
-    expected = twins.fit(plain, validation_split=0.25)
+    plain = pairs.plain(pairs.dense_model)
+    expected = pairs.fit(plain, validation_split=0.25)
     model, history, predicted = program(ours, init="host")
-    twins.assert_alike(expected, history)
-    twins.assert_same_weights(plain, model)
+    pairs.assert_alike(expected, history)
+    pairs.assert_same_weights(plain, model)
     assert not isinstance(plain.layers[0].kernel, MeshVariable)
     np.testing.assert_allclose(
-        plain.predict(twins.FEATURES, verbose=0), predicted,
-        **twins.TOLERANCE)
+        plain.predict(pairs.FEATURES, verbose=0), predicted,
+        **pairs.TOLERANCE)
     assert axes_of(model.layers[0].kernel) == (None, "model")
     assert axes_of(model.layers[-1].kernel) == ("model", None)
-    assert twins.assert_slots_lie_like_weights(model) > 0
+    assert pairs.assert_slots_lie_like_weights(model) > 0
     ours.set_distribution(None)
     assert ours.distribution() is None
     assert not isinstance(keras.Variable(0.0), MeshVariable)
@@ -81,14 +81,14 @@ def test_scopes_go_before_what_is_set_and_end():
 @pytest.mark.parametrize("compiled", ["before", "after"])
 def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
     def compile_it():
-        model.compile("adam", twins.loss(), metrics=["accuracy"])
+        model.compile("adam", pairs.loss(), metrics=["accuracy"])
 
     def use():
         options = {} if verb == "train_on_batch" else {"verbose": 0}
-        return getattr(model, verb)(twins.FEATURES, twins.LABELS, **options)
+        return getattr(model, verb)(pairs.FEATURES, pairs.LABELS, **options)
 
-    model = twins.plain(twins.dense_model)
-    expected = model.predict(twins.FEATURES, verbose=0)
+    model = pairs.plain(pairs.dense_model)
+    expected = model.predict(pairs.FEATURES, verbose=0)
     if compiled == "before":
         compile_it()
     ours.set_distribution(ours.DataParallel(mesh_of(batch=4)))
@@ -100,7 +100,7 @@ def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
         use()
     # Nothing is trained or made where one only asks.
     np.testing.assert_array_equal(
-        model.predict(twins.FEATURES, verbose=0), expected)
+        model.predict(pairs.FEATURES, verbose=0), expected)
     ours.set_distribution(None)
     compile_it()
     use()
@@ -111,10 +111,10 @@ def test_a_model_without_weights_yet_is_from_before_too():
     model = keras.Sequential([keras.layers.Dense(4)])
     with ours.DataParallel(mesh_of(batch=4)).scope():
         with pytest.raises(RuntimeError, match="outside the scope"):
-            model.predict(twins.FEATURES, verbose=0)
+            model.predict(pairs.FEATURES, verbose=0)
         model.compile("sgd", "mse")
         with pytest.raises(RuntimeError, match="cannot train on .'batch'"):
-            model.fit(twins.FEATURES, twins.FEATURES, verbose=0)
+            model.fit(pairs.FEATURES, pairs.FEATURES, verbose=0)
 
 
 def test_layouts_can_be_asked_for():
@@ -143,7 +143,7 @@ def test_objects_of_keras_are_converted_or_refused():
     layout_map = ours.LayoutMap(mesh)
     layout_map["d1.kernel"] = layout
     with ours.ModelParallel(layout_map=layout_map).scope():
-        model = twins.plain(twins.dense_model)
+        model = pairs.plain(pairs.dense_model)
     assert axes_of(model.layers[0].kernel) == (None, "model")
     spread = ours.distribute_tensor(np.zeros((4, 4), np.float32), layout)
     np.testing.assert_array_equal(tlm.layout.to_host(spread), np.zeros((4, 4)))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.layout import twins
+from tests.layout import pairs
 from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap.distribution import (
     DataParallel,
@@ -23,11 +23,11 @@ def test_model_parallel_really_shards_and_trains_alike():
     distribution = ModelParallel(layout_map=layout_map, init="host")
     assert distribution.batch_dim_name == "rows"
     with distribution.scope():
-        model = twins.plain(twins.dense_model)
+        model = pairs.plain(pairs.dense_model)
     assert axes_of(model.layers[0].kernel) == (None, "model")
-    plain = twins.plain(twins.dense_model)
-    twins.assert_alike(twins.fit(plain), twins.fit(model))
-    twins.assert_same_weights(plain, model)
+    plain = pairs.plain(pairs.dense_model)
+    pairs.assert_alike(pairs.fit(plain), pairs.fit(model))
+    pairs.assert_same_weights(plain, model)
 
 
 @pytest.mark.parametrize("make", [
@@ -36,12 +36,12 @@ def test_model_parallel_really_shards_and_trains_alike():
     lambda: DataParallel(DeviceMesh((4,), ("batch",), CPUS))])
 def test_data_parallel_replicates_weights(make):
     with make().scope():
-        model = twins.plain(twins.dense_model)
+        model = pairs.plain(pairs.dense_model)
     assert all(axes_of(w) == (None,) * w.ndim for w in model.weights)
-    plain = twins.plain(twins.dense_model)
+    plain = pairs.plain(pairs.dense_model)
     for a, b in zip(plain.weights, model.weights):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
-    twins.assert_alike(twins.fit(plain, epochs=1), twins.fit(model, epochs=1))
+    pairs.assert_alike(pairs.fit(plain, epochs=1), pairs.fit(model, epochs=1))
 
 
 def test_data_parallel_takes_all_devices():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 import tf_layoutmap as tlm
-from tests.layout import twins
+from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap import _ops
 from tf_layoutmap.dtensor import policies
@@ -96,9 +96,9 @@ def main():
     for name in TWINS:
         for axes in (("batch", "model"), (None, "batch"), ("model", None)):
             check(name, axes)
-    twins.assert_trains_alike(
-        lambda: twins.sequential((8,), keras.layers.Dense(
-            16, name="d1"), Rolled()), twins.FEATURES, twins.DENSE)
+    pairs.assert_trains_alike(
+        lambda: pairs.sequential((8,), keras.layers.Dense(
+            16, name="d1"), Rolled()), pairs.FEATURES, pairs.DENSE)
     print("all equal")
 
 

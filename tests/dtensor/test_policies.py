@@ -12,7 +12,7 @@ from tensorflow.experimental import dtensor
 
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 from tests.dtensor.test_sharded_rows import on_mesh, to_numpy
-from tests.layout import twins
+from tests.layout import pairs
 from tf_layoutmap import dtensor as tlm_dtensor
 from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
@@ -90,10 +90,10 @@ def test_a_missing_op_is_refused_by_layer_with_what_to_do(name):
         def call(self, x):
             return USES[name](x)
 
-    model = twins.on_mesh(lambda: keras.Sequential([
+    model = pairs.on_mesh(lambda: keras.Sequential([
         keras.Input((8,)), keras.layers.Dense(4, name="d1"),
         User(name="user")]), {"d1.kernel": (None, "model")})
     with pytest.raises(UnsupportedByDTensorError, match=(
             rf"no {name} operation on a mesh; model 'sequential\w*' needs one "
             r"in layer 'user' to predict\. .*enable_missing_ops\(\)")):
-        model.predict(twins.FEATURES[:8], verbose=0)
+        model.predict(pairs.FEATURES[:8], verbose=0)

@@ -5,8 +5,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from completion.corpus import DataError  # noqa: E402
-from completion.features import SEQUENCES  # noqa: E402
+from completion.data.corpus import DataError  # noqa: E402
+from completion.data.features import SEQUENCES  # noqa: E402
 from completion.mesh_model import MeshCompleter  # noqa: E402
 from completion.model import FEATURE_SPECS, Completer  # noqa: E402
 from completion.plan import Plan  # noqa: E402

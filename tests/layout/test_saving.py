@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.layout import twins
+from tests.layout import pairs
 from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
-X, Y = twins.FEATURES, twins.LABELS
+X, Y = pairs.FEATURES, pairs.LABELS
 # Where it is written and where it is read: no mesh, or the axes of one.
 PLACES = {"none": None, "2x2": dict(batch=2, model=2),
           "1x4": dict(batch=1, model=4)}
@@ -18,7 +18,7 @@ WAYS = [("2x2", "none"), ("none", "2x2"), ("2x2", "1x4")]
 
 
 def make():
-    return twins.sequential(
+    return pairs.sequential(
         (8,), keras.layers.Dense(16, use_bias=False, name="d1"),
         keras.layers.BatchNormalization(name="bn"))
 
@@ -29,13 +29,13 @@ AXES = {"d1.kernel": (None, "model"), "bn.gamma": ("model",),
 
 def at(place, builder=make):
     if PLACES[place] is None:
-        return twins.plain(builder)
-    return twins.on_mesh(builder, AXES, mesh_of(**PLACES[place]))
+        return pairs.plain(builder)
+    return pairs.on_mesh(builder, AXES, mesh_of(**PLACES[place]))
 
 
 def under(place, builder):
     """`builder()` as a user calls it at `place`, without its own seed."""
-    return builder() if PLACES[place] is None else twins.on_mesh(
+    return builder() if PLACES[place] is None else pairs.on_mesh(
         builder, AXES, mesh_of(**PLACES[place]))
 
 
@@ -48,7 +48,7 @@ def check_place(model, place):
 
 def trained(place):
     model = at(place)
-    twins.fit(model, epochs=1)
+    pairs.fit(model, epochs=1)
     return model
 
 
@@ -62,7 +62,7 @@ def assert_goes_on_alike(first, second):
     snapshot = [v.numpy() for v in (*first.weights, *first.optimizer.variables)]
     options = dict(batch_size=8, shuffle=False, verbose=0)
     losses = [m.fit(X, Y, **options).history["loss"] for m in (first, second)]
-    np.testing.assert_allclose(*losses, **twins.TOLERANCE)
+    np.testing.assert_allclose(*losses, **pairs.TOLERANCE)
     for variable, value in zip(
             (*first.weights, *first.optimizer.variables), snapshot):
         variable.assign(value)
@@ -74,12 +74,12 @@ def test_weights_in_h5(written, tmp_path, writer, reader):
     source = written[writer]
     source.save_weights(path)
     model = at(reader)
-    model.compile(keras.optimizers.Adam(0.01), twins.loss())
+    model.compile(keras.optimizers.Adam(0.01), pairs.loss())
     model.optimizer.build(model.trainable_variables)
     model.load_weights(path)
     check_place(model, reader)
     # The file has the bits; nothing is computed on the way.
-    twins.assert_same_weights(source, model, rtol=0, atol=0)
+    pairs.assert_same_weights(source, model, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested container")
@@ -90,11 +90,11 @@ def test_a_whole_model_in_keras_format(written, tmp_path, writer, reader):
     source.save(path)
     model = under(reader, lambda: keras.saving.load_model(path))
     check_place(model, reader)
-    twins.assert_same_weights(source, model, rtol=0, atol=0)
+    pairs.assert_same_weights(source, model, rtol=0, atol=0)
     for slot in model.optimizer.variables:
         assert isinstance(slot, MeshVariable) == (reader != "none")
     if reader != "none":
-        assert twins.assert_slots_lie_like_weights(model) > 0
+        assert pairs.assert_slots_lie_like_weights(model) > 0
     assert_goes_on_alike(source, model)
 
 
@@ -105,7 +105,7 @@ def test_a_tf_checkpoint(written, tmp_path, writer, reader, built):
     prefix = tf.train.Checkpoint(
         model=source, optimizer=source.optimizer).save(tmp_path / "ckpt")
     model = at(reader)
-    model.compile(keras.optimizers.Adam(0.01), twins.loss())
+    model.compile(keras.optimizers.Adam(0.01), pairs.loss())
     if built == "before":
         model.optimizer.build(model.trainable_variables)
     status = tf.train.Checkpoint(
@@ -114,7 +114,7 @@ def test_a_tf_checkpoint(written, tmp_path, writer, reader, built):
         model.optimizer.build(model.trainable_variables)
     status.assert_existing_objects_matched()
     check_place(model, reader)
-    twins.assert_same_weights(source, model, rtol=0, atol=0)
+    pairs.assert_same_weights(source, model, rtol=0, atol=0)
 
 
 def test_an_exported_model_serves_without_a_mesh(written, tmp_path):
@@ -123,20 +123,20 @@ def test_an_exported_model_serves_without_a_mesh(written, tmp_path):
     source.export(tmp_path / "served", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(
-        loaded.serve(X).numpy(), expected, **twins.TOLERANCE)
+        loaded.serve(X).numpy(), expected, **pairs.TOLERANCE)
     # The model is still on its mesh.
     np.testing.assert_array_equal(source.predict(X, verbose=0), expected)
 
 
 def test_an_export_of_convolutions_has_no_dtensor_ops(tmp_path):
-    model = twins.on_mesh(lambda: twins.sequential(
+    model = pairs.on_mesh(lambda: pairs.sequential(
         (8, 8, 3), keras.layers.Conv2D(2, 3), keras.layers.MaxPooling2D()),
         {"d2.kernel": ("model", None)})
-    expected = model.predict(twins.IMAGES, verbose=0)
+    expected = model.predict(pairs.IMAGES, verbose=0)
     model.export(tmp_path / "served", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(
-        loaded.serve(twins.IMAGES).numpy(), expected, **twins.TOLERANCE)
+        loaded.serve(pairs.IMAGES).numpy(), expected, **pairs.TOLERANCE)
 
 
 def test_get_and_set_weights_cross_meshes(written):
@@ -149,19 +149,19 @@ def test_get_and_set_weights_cross_meshes(written):
 @pytest.mark.slow
 def test_callbacks_save_and_resume(tmp_path):
     def run(epochs, model):
-        return twins.fit(model, epochs=epochs, callbacks=[
+        return pairs.fit(model, epochs=epochs, callbacks=[
             keras.callbacks.BackupAndRestore(
                 tmp_path / "backup", delete_checkpoint=False),
             keras.callbacks.ModelCheckpoint(
                 tmp_path / "best.weights.h5", save_weights_only=True)])
 
     whole = at("2x2")
-    expected = twins.fit(whole, epochs=3)["loss"]
+    expected = pairs.fit(whole, epochs=3)["loss"]
     run(2, at("2x2"))
     resumed = at("1x4")
     assert len(run(3, resumed)["loss"]) == 1
     np.testing.assert_allclose(
-        resumed.history.history["loss"], expected[2:], **twins.TOLERANCE)
+        resumed.history.history["loss"], expected[2:], **pairs.TOLERANCE)
     again = at("none")
     again.load_weights(tmp_path / "best.weights.h5")
     for a, b in zip(resumed.weights, again.weights):
@@ -178,11 +178,11 @@ def with_tables(place):
             keras.layers.Flatten(), keras.layers.Dense(4, name="d1")])
 
     axes = {"e.embeddings": ("model", None), "d1.kernel": (None, "model")}
-    model = (twins.plain(builder) if PLACES[place] is None else
-             twins.on_mesh(builder, axes, mesh_of(**PLACES[place])))
+    model = (pairs.plain(builder) if PLACES[place] is None else
+             pairs.on_mesh(builder, axes, mesh_of(**PLACES[place])))
     table = tlm.ShardedVariable([
         tf.Variable(np.full([n, 3], n, np.float32)) for n in (3, 2)])
-    model.compile(keras.optimizers.Adam(0.01), twins.loss())
+    model.compile(keras.optimizers.Adam(0.01), pairs.loss())
     return model, table, tf.train.Checkpoint(
         model=model, optimizer=model.optimizer, table=table)
 
@@ -192,7 +192,7 @@ def test_sliced_tables_and_mesh_variables_share_a_checkpoint(
         tmp_path, writer, reader):
     source, table, checkpoint = with_tables(writer)
     options = dict(batch_size=8, shuffle=False, verbose=0)
-    source.fit(twins.TOKENS, Y, **options)
+    source.fit(pairs.TOKENS, Y, **options)
     rows = tf.convert_to_tensor(table).numpy()
     prefix = checkpoint.save(tmp_path / "ckpt")
     model, other, checkpoint = with_tables(reader)
@@ -201,10 +201,10 @@ def test_sliced_tables_and_mesh_variables_share_a_checkpoint(
     model.optimizer.build(model.trainable_variables)
     checkpoint.restore(prefix).assert_existing_objects_matched()
     np.testing.assert_array_equal(tf.convert_to_tensor(other), rows)
-    twins.assert_same_weights(source, model, rtol=0, atol=0)
-    losses = [m.fit(twins.TOKENS, Y, **options).history["loss"]
+    pairs.assert_same_weights(source, model, rtol=0, atol=0)
+    losses = [m.fit(pairs.TOKENS, Y, **options).history["loss"]
               for m in (source, model)]
-    np.testing.assert_allclose(*losses, **twins.TOLERANCE)
+    np.testing.assert_allclose(*losses, **pairs.TOLERANCE)
 
 
 def test_a_checkpoint_of_a_mesh_is_one_tensor_for_a_plain_reader(tmp_path):

@@ -9,7 +9,7 @@ _HOMES = {
     "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
     "TensorLayout": "tf_layoutmap.layout.mesh.tensor_layout:TensorLayout",
     "distribute_tensor":
-        "tf_layoutmap.distribution.distribute_tensor:distribute_tensor",
+        "tf_layoutmap.distribution.relayout:distribute_tensor",
     "distribution": "tf_layoutmap.distribution.state:distribution",
     "get_device_count":
         "tf_layoutmap.distribution.processes:get_device_count",

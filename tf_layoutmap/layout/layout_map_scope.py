@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout import self_check
+from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3 import patches as keras3_patches
 from tf_layoutmap.layout.keras3.context import MeshHome, activated
@@ -75,7 +75,7 @@ def prepared_home(layout_map: LayoutTable, init: str,
     _checks.check_one_of("init", init, initial_values.INITS)
     home = MeshHome(layout_map, init, batch_dim)
     home.batch_dim = _batch_dim(home.mesh, batch_dim)
-    self_check.refuse_unsafe_process(home.mesh)
+    dtensor_switches.refuse_unsafe_process(home.mesh)
     keras3_patches.install()
     return home
 

@@ -1,0 +1,95 @@
+"""Which names get a table row of their own, and how names are spelled."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import numpy as np
+
+from completion.data.ragged import Ragged
+
+UNKNOWN = 0  # the row of every item that is not in the vocabulary
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
+
+
+class ItemVocabulary:
+    """The items that can be predicted, most frequent first, from row 1.
+
+    Counted on training documents only: an item that only held-out documents
+    have is unknown, and a prediction of it always misses.
+
+    Attributes:
+      names: `[num_rows]` the name of each row; that of row 0 is empty.
+      counts: `[num_rows]` int64, how often training has the item; 0 for row 0.
+      row_of: `[num_items]` int32, the row of each item of the corpus.
+    """
+
+    def __init__(self, items: np.ndarray, item_names: list[str], *,
+                 min_count: int) -> None:
+        counts = np.bincount(items, minlength=len(item_names))
+        by_count = np.argsort(-counts, kind="stable")
+        kept = by_count[counts[by_count] >= min_count]
+        self.names = [""] + [item_names[item] for item in kept]
+        self.counts = np.concatenate([[0], counts[kept]]).astype(np.int64)
+        self.row_of = np.zeros(len(item_names), np.int32)
+        self.row_of[kept] = np.arange(1, len(kept) + 1)
+
+    @property
+    def num_rows(self) -> int:
+        """Returns the rows of a table of items, that of the unknown too."""
+        return len(self.names)
+
+    def log_shares(self) -> np.ndarray:
+        """Returns the log of each row's share of training, float32.
+
+        Row 0 gets the share of one item; it is never a candidate.
+        """
+        counts = np.maximum(self.counts, 1)
+        return np.log(counts / self.counts.sum()).astype(np.float32)
+
+
+def common_rows(labels: Ragged, groups: np.ndarray,
+                names: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Chooses the labels that two or more groups have.
+
+    A label that only one training document has would tell the documents
+    apart and nothing else, which no held-out document profits from.
+
+    Args:
+      labels: Labels of each sample.
+      groups: `[num_samples]` the group of each sample; -1 for none.
+      names: Name of each label.
+
+    Returns:
+      `[num_labels]` int32, the row of each label or -1; names of the rows.
+    """
+    group_of = np.repeat(groups, np.diff(labels.splits)).astype(np.int64)
+    seen = group_of >= 0
+    pairs = np.unique(group_of[seen] * len(names) + labels.values[seen])
+    spread = np.bincount(pairs % max(1, len(names)), minlength=len(names))
+    kept = np.flatnonzero(spread >= 2)
+    row_of = np.full(len(names), -1, np.int32)
+    row_of[kept] = np.arange(len(kept))
+    return row_of, [names[label] for label in kept]
+
+
+def pieces_of(name: str) -> list[str]:
+    """Returns the words of a name and the letter triples of its spelling.
+
+    >>> pieces_of("getHTTPKey_2")[:4]
+    ['get', 'http', 'key', '2']
+    >>> pieces_of("self")
+    ['self', '#^se', '#sel', '#elf', '#lf$']
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    spelled = f"^{name.lower()}$"
+    return words + [f"#{spelled[i:i + 3]}" for i in range(len(spelled) - 2)]
+
+
+def hashed_pieces(names: list[str], num_buckets: int) -> Ragged:
+    """Returns the buckets of the pieces of each name, the same everywhere."""
+    return Ragged.from_lists(
+        [zlib.crc32(piece.encode()) % num_buckets for piece in pieces_of(name)]
+        for name in names)

@@ -1,0 +1,255 @@
+"""The plan of the house, held by reading the imports.
+
+Imports point down or sideways inside a folder; three doors lead out to what is
+private or native. Nothing is imported here, so a broken module still answers.
+"""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = ROOT / "tf_layoutmap"
+CORE = ROOT / "cc" / "core"
+
+# What a module may import of ours: any lower floor, or its own folder. A name
+# covers what is below it, and the longest one that fits decides.
+FLOORS = {
+    "_checks": 0,
+    "_lazy": 0,
+    "_build_info": 0,
+    "_private_names": 0,
+    "_requirements": 0,
+    "partition": 0,
+    "layout.plan.key_matching": 0,
+    "layout.mesh.shard_shapes": 0,
+    "layout.processes.compare": 0,
+    "layout.tf_ops.slice_parts": 0,
+    "embedding.spec.config": 0,
+    "embedding.spec.optimizer_specs": 0,
+    "embedding.spec.optimizer_readers": 0,
+    "_tf_private": 1,
+    "_keras_private": 1,
+    "_tf_keras_private": 1,
+    "_ops": 1,
+    "_op_gradients": 1,
+    "_strategies": 1,
+    "sharded": 2,
+    "dtensor": 2,
+    "layout": 3,
+    "embedding": 3,
+    "emulation.enum_mend": 2,
+    "emulation": 4,
+    "distribution": 4,
+    "layers": 4,
+    "server": 4,
+    "process_report": 4,
+    "__main__": 5,
+    "": 5,  # tf_layoutmap/__init__.py
+}
+
+# Each door: what must pass through it, and the module that is the door.
+DOORS = [
+    (r"tensorflow\.(python|dtensor)(\.|$)", "_tf_private"),
+    (r"keras\.src(\.|$)", "_keras_private"),
+    (r"tf_keras\.src(\.|$)", "_tf_keras_private"),
+    (r"tf_layoutmap\._(native|build_info)$", "_ops"),
+    (r"ctypes(\.|$)|cffi(\.|$)", "_ops"),
+]
+LOADERS = {"load_op_library", "load_library", "CDLL", "dlopen"}
+
+
+def modules() -> list[str]:
+    """Dotted names below the package; "" is the package itself."""
+    names = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names.append(".".join(p for p in parts if p != "__init__"))
+    return names
+
+
+def source_of(module: str) -> pathlib.Path:
+    path = PACKAGE.joinpath(*module.split("."))
+    init = path / "__init__.py"
+    return init if init.exists() else path.with_suffix(".py")
+
+
+def only_for_types(node: ast.AST) -> bool:
+    return (isinstance(node, ast.If) and
+            ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"))
+
+
+def nodes_of(tree: ast.AST):
+    """All nodes that run; what only a type checker reads is left out."""
+    for node in ast.iter_child_nodes(tree):
+        if only_for_types(node):
+            continue
+        yield node
+        yield from nodes_of(node)
+
+
+def imports_of(tree: ast.AST, module: str, is_package: bool) -> set[str]:
+    """Full dotted names that the source of `module` imports.
+
+    `from a import b` counts as `a.b`, since b may be a module.
+    """
+    found = set()
+    for node in nodes_of(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = ("tf_layoutmap." + module).rstrip(".").split(".")
+                up = node.level - is_package
+                here = here[:len(here) - up] if up else here
+                base = ".".join([*here, *filter(None, [base])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def read(module: str) -> tuple[ast.AST, set[str]]:
+    path = source_of(module)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tree, imports_of(tree, module, path.name == "__init__.py")
+
+
+def own_module(imported: str) -> str | None:
+    """The module of ours behind an imported name, or None for others'."""
+    if imported.split(".")[0] != "tf_layoutmap":
+        return None
+    name = ".".join(imported.split(".")[1:])
+    known = set(modules()) | {"_native", "_build_info"}
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def room(module: str) -> str:
+    """The entry of FLOORS that covers `module`."""
+    name = module
+    while name and name not in FLOORS:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def folder(module: str) -> str:
+    return module.split(".")[0] if "." in module else (
+        module if source_of(module).name == "__init__.py" else "")
+
+
+@pytest.mark.parametrize("module", modules())
+def test_every_module_has_a_floor(module):
+    assert module == "" or room(module), (
+        f"tf_layoutmap.{module} is in no room: give it a floor in FLOORS")
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_down_or_stay_in_the_folder(module):
+    _, imported = read(module)
+    for name in sorted(imported):
+        target = own_module(name)
+        if target is None or target in (module, "_native"):
+            continue
+        mine, theirs = FLOORS[room(module)], FLOORS[room(target)]
+        # From the pure floor, the folder's other files are up, not sideways.
+        sideways = folder(module) == folder(target) != "" and mine > 0
+        assert theirs < mine or theirs == mine == 0 or sideways, (
+            f"tf_layoutmap.{module} imports {name}, which is not below it")
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in modules() if FLOORS[room(m)] == 0])
+def test_pure_modules_import_no_tensorflow(module):
+    _, imported = read(module)
+    heavy = {"tensorflow", "keras", "tf_keras"}
+    assert not {name.split(".")[0] for name in imported} & heavy
+
+
+@pytest.mark.parametrize("module", modules())
+@pytest.mark.parametrize(("private", "door"), DOORS)
+def test_private_names_pass_through_their_door(module, private, door):
+    if module == door:
+        return
+    tree, imported = read(module)
+    # `tf.python.x` needs no import, and import_module none that ast can see.
+    spelled = {node.value for node in ast.walk(tree)
+               if isinstance(node, ast.Constant) and
+               isinstance(node.value, str) and " " not in node.value}
+    spelled |= {"tensorflow" + ast.unparse(node)[2:] for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute) and
+                ast.unparse(node).startswith("tf.python")}
+    through = sorted(n for n in imported | spelled if re.match(private, n))
+    assert not through, f"{through} belong into tf_layoutmap/{door}.py"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_shared_libraries_are_loaded_by_ops_alone(module):
+    if module in ("_ops", "_tf_private", "_keras_private", "_private_names"):
+        return
+    tree, _ = read(module)
+    called = {node.attr if isinstance(node, ast.Attribute) else node.id
+              for node in ast.walk(tree)
+              if isinstance(node, ast.Attribute | ast.Name)}
+    assert not called & LOADERS
+
+
+def test_the_package_itself_only_names_what_is_public():
+    tree, _ = read("")
+    for node in tree.body:
+        assert isinstance(node, ast.Import | ast.ImportFrom | ast.Assign |
+                          ast.AugAssign | ast.AnnAssign | ast.Expr), (
+            f"line {node.lineno}: tf_layoutmap/__init__.py imports and "
+            "exports; what it does belongs into a module")
+
+
+def core_sources() -> list[pathlib.Path]:
+    return sorted(p for p in CORE.rglob("*")
+                  if p.suffix in (".h", ".cc") and "_test." not in p.name)
+
+
+def includes(path: pathlib.Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]',
+                      path.read_text(encoding="utf-8"), re.M)
+
+
+def test_the_core_is_there():
+    assert core_sources()
+
+
+@pytest.mark.parametrize(
+    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE)))
+def test_the_core_knows_no_tensorflow_and_no_threads(path):
+    banned = r"tensorflow/|absl/|tsl/|xla/|Eigen|unsupported/|pybind11/|" \
+             r"Python\.h|thread$|future$|pthread|cc/(?!core/)"
+    assert not [name for name in includes(path) if re.match(banned, name)]
+
+
+@pytest.mark.parametrize(
+    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE)))
+def test_processor_headers_stay_in_simd(path):
+    if path.parent.name == "simd":
+        return
+    assert not [name for name in includes(path)
+                if re.search(r"intrin\.h$|arm_neon|cpuid", name)]
+
+
+def test_bodies_per_instruction_set_include_no_templates():
+    # An inline function of the standard library compiled with AVX-512 flags
+    # could be the one copy that the linker keeps for every CPU.
+    bodies = sorted((CORE / "simd").glob("*_isa.cc"))
+    assert bodies
+    seen, todo = set(), list(bodies)
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name in includes(path):
+            if name.startswith("cc/"):
+                todo.append(ROOT / name)
+                continue
+            assert re.search(r"^cstd(int|def)$|intrin\.h$|arm_neon", name), (
+                f"{path.relative_to(ROOT)} includes <{name}>")

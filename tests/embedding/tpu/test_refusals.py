@@ -1,0 +1,386 @@
+"""What is refused under TPUStrategy, and where we differ from TensorFlow."""
+
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.embedding.tpu import canonical, cases, programs, traced_tpu
+from tf_layoutmap.embedding.tpu import config_proto, id_checks
+from tf_layoutmap.embedding.tpu import ops as tpu_ops
+from tf_layoutmap.embedding.tpu import tables as tpu_tables
+
+tpu = tf.tpu.experimental.embedding
+
+
+@pytest.fixture(autouse=True)
+def no_tpu():
+    with traced_tpu.replaced():
+        yield
+
+
+def embedding_of(feature=None, optimizer=True, cls=tlm.TPUEmbedding, *,
+                 num_cores=2, num_cores_per_replica=None, **options):
+    strategy = traced_tpu.strategy_of(
+        num_cores, num_cores_per_replica=num_cores_per_replica)
+    feature = feature or tpu.FeatureConfig(
+        tpu.TableConfig(10, 2, tf.ones, name="words"))
+    with strategy.scope():
+        return strategy, cls(
+            {"a": feature}, tpu.SGD(0.1) if optimizer is True else optimizer,
+            **options)
+
+
+def feature_of(num_rows=10, table=None, **settings):
+    return tpu.FeatureConfig(tpu.TableConfig(
+        num_rows, 2, tf.ones, name="words", **(table or {})), **settings)
+
+
+def traced(function, *specs):
+    # A lambda's name is none for the scope of a TPU's program.
+    def program(*values):
+        return function(*values)
+
+    return tf.function(program, autograph=False).get_concrete_function(
+        *specs).graph
+
+
+def enqueue(value_or_spec, weights=None, **settings):
+    """Traces an `enqueue` inside of strategy.run."""
+    strategy, embedding = embedding_of(feature_of(**settings))
+    specs = [value_or_spec] + ([] if weights is None else [weights])
+
+    def step(value, weight=None):
+        embedding.enqueue({"a": value},
+                          None if weight is None else {"a": weight})
+
+    return traced(lambda *values: strategy.run(step, args=values), *specs)
+
+
+@pytest.mark.parametrize("spec, message", [
+    (tf.TensorSpec([6, 3], tf.int32), "must have 1 as its last dimension"),
+    (tf.TensorSpec([], tf.int32), "rank of 1 or more"),
+    (tf.TensorSpec(None, tf.int32), "known rank"),
+    (tf.TensorSpec([None], tf.int32), "drop_remainder=True"),
+    (tf.SparseTensorSpec([6], tf.int64), "rank of 2 or more"),
+    (tf.SparseTensorSpec([6, 2**31], tf.int64), "indices .* in 32 bits"),
+    (tf.RaggedTensorSpec([6, None, None], tf.int64), "known rank of 2"),
+])
+def test_an_input_of_another_form_is_refused(spec, message):
+    with pytest.raises(ValueError, match=message):
+        enqueue(spec)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.uint64, tf.string])
+def test_ids_that_int64_does_not_hold_are_refused(dtype):
+    # TensorFlow's class casts them, and wraps or rounds what does not fit.
+    with pytest.raises(TypeError, match="must be integers .* int64 holds"):
+        enqueue(tf.TensorSpec([6], dtype))
+
+
+def test_weights_that_do_not_go_with_their_ids_are_refused():
+    ragged = tf.RaggedTensorSpec([6, None], tf.int64)
+    with pytest.raises(ValueError, match="Weight specified for dense input"):
+        enqueue(tf.TensorSpec([6], tf.int32), tf.TensorSpec([6]))
+    with pytest.raises(ValueError, match="does not match type input which is"):
+        enqueue(ragged, tf.SparseTensorSpec([6, 4], tf.float32))
+    with pytest.raises(TypeError, match="must be numbers"):
+        enqueue(ragged, tf.RaggedTensorSpec([6, None], tf.string))
+    # TensorFlow's class sends weights that nothing would use.
+    with pytest.raises(ValueError, match="sequence feature 'a'"):
+        enqueue(ragged, tf.RaggedTensorSpec([6, None], tf.float32),
+                max_sequence_length=2)
+
+
+def test_a_dense_input_of_a_sequence_feature_is_refused():
+    # TensorFlow's class leaves the sequence out.
+    with pytest.raises(ValueError, match="must be a tf.RaggedTensor"):
+        enqueue(tf.TensorSpec([6], tf.int32), max_sequence_length=2)
+
+
+def test_other_shapes_than_before_are_refused():
+    strategy, embedding = embedding_of()
+    embedding.build(per_replica_batch_size=6)
+    with pytest.raises(ValueError, match="Inconsistent shape found"):
+        traced(lambda x: strategy.run(
+            lambda x: embedding.enqueue({"a": x}), args=(x,)),
+            tf.TensorSpec([4], tf.int64))
+    with pytest.raises(ValueError, match="Inconsistent shape found"):
+        embedding.build({"a": tf.TensorShape([4])})
+    with pytest.raises(ValueError, match="divide the 6 places"):
+        enqueue(tf.RaggedTensorSpec([4, None], tf.int64), output_shape=[2, 3])
+    for wrong in (0, -1, True):
+        with pytest.raises(ValueError, match="batch size"):
+            embedding_of()[1].build(per_replica_batch_size=wrong)
+    with pytest.raises(ValueError, match="full shape of every activation"):
+        embedding_of()[1].build()
+
+
+def test_an_unchecked_enqueue_needs_a_built_embedding():
+    strategy, embedding = embedding_of()
+    embedding._verify_output_shapes_on_enqueue = False
+    with pytest.raises(ValueError, match="call `build`"):
+        traced(lambda x: strategy.run(
+            lambda x: embedding.enqueue({"a": x}), args=(x,)),
+            tf.TensorSpec([6], tf.int32))
+
+
+def test_control_flow_inside_a_program_is_refused():
+    strategy, embedding = embedding_of()
+
+    def step(x):
+        tf.cond(x[0] > 0, lambda: embedding.enqueue({"a": x}), lambda: None)
+
+    with pytest.raises(RuntimeError, match="not in control flow"):
+        traced(lambda x: strategy.run(step, args=(x,)),
+               tf.TensorSpec([6], tf.int32))
+
+
+def test_what_is_no_argument_of_a_program_is_refused():
+    strategy, embedding = embedding_of()
+    with pytest.raises(ValueError, match="_tpu_input_identity"):
+        traced(lambda x: strategy.run(
+            lambda x: embedding.enqueue({"a": x + 1}), args=(x,)),
+            tf.TensorSpec([6], tf.int32))
+
+
+def test_inputs_on_a_tpu_are_refused():
+    strategy, embedding = embedding_of(num_cores=1)
+
+    def program(x):
+        with tf.device("/job:localhost/replica:0/task:0/device:TPU:0"):
+            x = tf.identity(x)
+        embedding.enqueue({"a": x})
+
+    with pytest.raises(ValueError, match="on a TPU input device"):
+        traced(program, tf.TensorSpec([6], tf.int32))
+
+
+def test_one_value_for_several_replicas_is_refused():
+    # TensorFlow's class enqueues it once for each of them.
+    _, embedding = embedding_of()
+    with pytest.raises(ValueError, match="each of the 2 replicas"):
+        traced(lambda x: embedding.enqueue({"a": x}),
+               tf.TensorSpec([6], tf.int32))
+
+
+def test_a_device_that_is_no_tpu_or_inside_a_program_is_refused():
+    strategy, embedding = embedding_of()
+    spec = tf.TensorSpec([6], tf.int32)
+    with pytest.raises(ValueError, match="Non-TPU device"):
+        traced(lambda x: embedding.enqueue(
+            {"a": x}, device="/device:CPU:0"), spec)
+    with pytest.raises(ValueError, match="None inside `strategy.run`"):
+        traced(lambda x: strategy.run(lambda x: embedding.enqueue(
+            {"a": x}, device="/device:TPU:0"), args=(x,)), spec)
+
+
+def test_calls_before_build_are_refused():
+    _, embedding = embedding_of()
+    for call in (embedding.dequeue,
+                 lambda: embedding.apply_gradients({"a": 0})):
+        with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
+            call()
+
+
+def test_gradients_are_checked():
+    _, embedding = embedding_of()
+    embedding.build(per_replica_batch_size=6)
+    with pytest.raises(ValueError, match="Found gradient of shape"):
+        traced(lambda: embedding.apply_gradients({"a": tf.ones([6, 3])}))
+    with pytest.raises(ValueError, match="at path 'a'"):
+        traced(lambda: embedding.apply_gradients({"a": 1.0}))
+    with pytest.raises(ValueError, match="structure"):
+        traced(lambda: embedding.apply_gradients({"b": tf.ones([6, 2])}))
+
+
+def test_a_step_that_would_wait_forever_is_refused():
+    # TensorFlow's class traces it, and the TPU waits.
+    _, embedding = embedding_of(num_cores=1)
+
+    def program(x):
+        embedding.enqueue({"a": x}, training=False)
+        embedding.dequeue()
+        embedding.apply_gradients({"a": tf.ones([6, 2])})
+
+    with pytest.raises(RuntimeError, match="would wait forever"):
+        traced(program, tf.TensorSpec([6], tf.int32))
+
+
+def test_an_initialized_tpu_is_refused(monkeypatch):
+    _, embedding = embedding_of()
+    monkeypatch.setattr(tpu_ops, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="already initialized"):
+        embedding.build(per_replica_batch_size=6)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"engine": "host"}, "cannot call the host engine"),
+    ({"engine": "gpu"}, "must be one of"),
+    ({"out_of_range": "clip"}, "neither drop nor clip"),
+    ({"partitioner": lambda shape, dtype: [1, 1]}, "`partitioner` must be"),
+    ({"optimizer": None}, "unsupported optimizer class"),
+])
+def test_an_option_that_a_tpu_does_not_have_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        embedding_of(**options)
+
+
+def test_a_table_whose_ids_do_not_fit_is_refused():
+    with pytest.raises(ValueError, match="ids in 32 bits"):
+        embedding_of(feature_of(config_proto.MAX_NUM_ROWS + 1))
+    embedding_of(feature_of(config_proto.MAX_NUM_ROWS))
+
+
+def test_tables_and_the_engine_s_methods_are_not_on_a_tpu():
+    _, embedding = embedding_of()
+    embedding.build(per_replica_batch_size=6)
+    for name in ("embedding_tables", "slot_variables"):
+        with pytest.raises(RuntimeError, match="rows are on the TPU"):
+            getattr(embedding, name)
+    for call in (embedding.stats, embedding.reset, embedding.flush):
+        with pytest.raises(RuntimeError, match="of the host engine"):
+            call()
+
+
+def test_the_tpu_engine_without_a_tpu_serves_and_does_not_step():
+    table = tpu.TableConfig(10, 2, tf.ones, name="words")
+    embedding = tlm.TPUEmbedding(
+        {"a": tpu.FeatureConfig(table)}, tpu.SGD(0.1), engine="tpu")
+    assert embedding.embedding_tables[table].shape == [10, 2]
+    for call in (lambda: embedding.enqueue({"a": tf.constant([1])}),
+                 embedding.dequeue,
+                 lambda: embedding.apply_gradients({"a": None})):
+        with pytest.raises(RuntimeError, match="under a TPUStrategy"):
+            call()
+
+
+def test_ids_are_checked_outside_of_programs_and_only_there():
+    for place, expected in (("outside", True), ("device", True),
+                            ("inside", False)):
+        graph = programs.trace(
+            cases.Case(place=place), tlm.TPUEmbedding).graph
+        checks = [op for op in graph.get_operations()
+                  if op.type == "Assert" and id_checks.SCOPE in op.name]
+        assert bool(checks) == expected
+        for op in graph.get_operations():
+            if op.type.startswith("EnqueueTPU") and expected:
+                before = [*op.control_inputs, *(
+                    one for t in op.inputs for one in t.op.control_inputs)]
+                assert {one.type for one in before} >= {"Assert"}
+
+
+@pytest.mark.parametrize("ids, is_fine", [
+    ([], True), ([0, 9], True), ([3, 10], False), ([-1], False),
+    ([2**33 + 5], False)])
+def test_an_id_that_is_no_row_is_named(ids, is_fine):
+    _, embedding = embedding_of()
+    ids = [tf.constant(ids, tf.int64)]
+    if is_fine:
+        id_checks.check_ids(embedding._state.spec, ids)
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        id_checks.check_ids(embedding._state.spec, ids)
+    message = str(error.value).replace("\\", "")  # It quotes quotes.
+    for word in ("'a'", "'words'", "[0, 10)", str(max(ids[0].numpy()))):
+        assert word in message
+
+
+def test_spmd_gradients_are_larger_in_the_batch_alone():
+    # TensorFlow's class multiplies all dimensions.
+    _, embedding = embedding_of(
+        feature_of(max_sequence_length=3), num_cores=4,
+        num_cores_per_replica=2)
+    embedding.build({"a": tf.TensorShape([6, None])})
+    graph = traced(
+        lambda: embedding.apply_gradients({"a": tf.ones([12, 3, 2])}))
+    assert any(op.type.startswith("Send") for op in graph.get_operations())
+
+
+def test_spmd_refuses_ragged_and_uneven_batches():
+    strategy, embedding = embedding_of(num_cores=4, num_cores_per_replica=2)
+    for spec, message in (
+            (tf.RaggedTensorSpec([6, None], tf.int64), "does not take a"),
+            (tf.TensorSpec([5], tf.int32), "divide evenly among the 2")):
+        with pytest.raises(ValueError, match=message):
+            traced(lambda x: strategy.run(
+                lambda x: embedding.enqueue({"a": x}), args=(x,)), spec)
+
+
+def test_a_mode_that_is_a_tensor_is_taken_outside_of_programs_too():
+    # TensorFlow's class takes a Python bool there.
+    _, embedding = embedding_of(num_cores=1)
+    graph = traced(lambda x, training: embedding.enqueue(
+        {"a": x}, training=training),
+        tf.TensorSpec([6], tf.int32), tf.TensorSpec([], tf.bool))
+    [op] = [op for op in graph.get_operations()
+            if op.type.startswith("EnqueueTPU")]
+    assert op.inputs[-1].op.type == "SelectV2"
+
+
+def test_configs_are_left_as_they_were():
+    table = tpu.TableConfig(10, 2, tf.ones)
+    _, embedding = embedding_of(tpu.FeatureConfig(table))
+    embedding.build(per_replica_batch_size=6)
+    assert table.name is None and table.optimizer is None
+
+
+def test_two_programs_are_the_same_in_any_order_of_objects():
+    case = cases.Case(inputs=("dense", "ragged"), rates="own")
+    first, second = (programs.trace(case, tlm.TPUEmbedding) for _ in range(2))
+    assert canonical.operations(first.graph) == (
+        canonical.operations(second.graph))
+
+
+def rows_of(shard_info=None, shape=None, dtype=None):
+    del shape, dtype
+    return tf.reshape(tf.range(
+        shard_info.offset[0], shard_info.offset[0] + shard_info.shape[0],
+        dtype=tf.float32), [-1, 1])
+
+
+@pytest.mark.parametrize("num_rows, sizes", [
+    (7, [2, 2, 2, 1]), (8, [2, 2, 2, 2]), (2, [1, 1]), (1, [1])])
+def test_tables_are_divided_over_hosts(num_rows, sizes):
+    hosts = [f"/device:CPU:{host}" for host in range(4)]
+
+    def initializer(shape, dtype=None, shard_info=None):
+        assert tuple(shape) == (num_rows, 1)
+        return rows_of(shard_info, shape, dtype)
+
+    config = tpu.TableConfig(num_rows, 1, initializer, name="words")
+    strategy = traced_tpu.strategy_of(4, 4)
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding(
+            tpu.FeatureConfig(config), tpu.Adagrad(0.1))
+    embedding.build(per_replica_batch_size=6)
+    for name, one in embedding._variables["words"].items():
+        assert [int(shard.shape[0]) for shard in one.variables] == sizes
+        assert [shard.device[-5:] for shard in one.variables] == [
+            host[-5:] for host in hosts[:len(sizes)]]
+        assert not one.trainable
+        expected = [[i if name == "parameters" else 0.1]
+                    for i in range(num_rows)]
+        tf.debugging.assert_near(one.read_value(), tf.constant(
+            expected, tf.float32))
+    assert [shard.name for shard in embedding._variables["words"][
+        "parameters"].variables] == [
+            f"words_{i}:0" for i in range(len(sizes))]
+
+
+def test_a_slot_of_another_form_is_refused():
+    def wrong(table, names, initializers):
+        del table, initializers
+        return {name: tf.zeros([10, 2]) for name in names}
+
+    _, embedding = embedding_of(optimizer=tpu.Adagrad(
+        0.1, slot_variable_creation_fn=wrong))
+    with pytest.raises(ValueError, match="must create each slot variable"):
+        embedding.build(per_replica_batch_size=6)
+
+
+@pytest.mark.parametrize("value", [
+    1.0, tf.constant([1.0]), lambda: 1.0])
+def test_a_creator_says_what_it_needs(value):
+    with tf.variable_creator_scope(tpu_tables.sharded_variable_creator(
+            ["/cpu:0"])), pytest.raises(ValueError, match="Unable to extract"):
+        tf.Variable(value)

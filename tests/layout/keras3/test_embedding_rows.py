@@ -1,0 +1,135 @@
+"""Keras' own Embedding with its rows divided, beside the one without a mesh."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layout import pairs
+from tests.layout.meshes import axes_of, layout_of, mesh_of
+from tf_layoutmap.dtensor import sharded_rows
+from tf_layoutmap.layout.keras3 import embedding_rows
+from tf_layoutmap.layout.keras3.patches import install
+from tf_layoutmap.layout.mesh import trace_context, transfer
+
+dtensor = tf.experimental.dtensor
+ROWS = ("model", None)
+# With repetitions, and one that Keras counts from the end.
+IDS = pairs.TOKENS.copy()
+IDS[:, 1] = IDS[:, 0]
+IDS[0, 0] = -1
+
+
+def model():
+    return keras.Sequential([
+        keras.Input((6,), dtype="int32"),
+        keras.layers.Embedding(16, 8, name="e"),
+        keras.layers.Flatten(), keras.layers.Dense(4, name="head")])
+
+
+@pytest.mark.parametrize("sizes", [dict(batch=2, model=2),
+                                   dict(batch=1, model=4)])
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),
+    lambda: keras.optimizers.Adam(0.01)], ids=["sgd", "adagrad", "adam"])
+def test_it_trains_as_without_a_mesh(sizes, make):
+    trained = pairs.assert_trains_alike(
+        model, IDS, {"e.embeddings": ROWS}, mesh=mesh_of(**sizes),
+        optimizer=make)
+    assert axes_of(trained.get_layer("e").embeddings) == ROWS
+    pairs.assert_slots_lie_like_weights(trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),
+    lambda: keras.optimizers.Adam(0.01)], ids=["sgd", "adagrad", "adam"])
+def test_200_steps_give_the_losses_of_keras(make):
+    losses = [pairs.fit(one, IDS, optimizer=make(), epochs=50)["loss"]
+              for one in (pairs.plain(model),
+                          pairs.on_mesh(model, {"e.embeddings": ROWS}))]
+    np.testing.assert_allclose(*losses, **pairs.TOLERANCE)
+
+
+@pytest.mark.parametrize("make", [keras.optimizers.SGD,
+                                  keras.optimizers.Adagrad])
+def test_no_operation_of_a_step_has_the_size_of_the_table(make):
+    num_rows = 4096
+
+    def big():
+        return keras.Sequential([
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(num_rows, 8, name="e"),
+            keras.layers.Flatten(), keras.layers.Dense(4, name="head")])
+
+    meshed = pairs.on_mesh(big, {"e.embeddings": ROWS})
+    meshed.compile(make(0.1), pairs.loss())
+    meshed.optimizer.build(meshed.trainable_variables)
+    table, slots = meshed.get_layer("e").embeddings, len(
+        meshed.optimizer.variables)
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = pairs.loss()(y, meshed(x))
+        weights = meshed.trainable_weights
+        meshed.optimizer.apply(tape.gradient(loss, weights), weights)
+
+    batch = [transfer.to_mesh(v[:8], dtensor.Layout.replicated(
+        table.mesh, v.ndim)) for v in (IDS, pairs.LABELS)]
+    with trace_context.default_mesh(table.mesh):
+        graph = step.get_concrete_function(*batch).graph
+    large = [op.name for op in graph.get_operations() for out in op.outputs
+             if out.dtype != tf.resource and out.shape.rank and
+             (out.shape.num_elements() or 0) >= num_rows]
+    assert slots >= 2 and large == []
+
+
+def test_its_lookup_and_its_sgd_go_through_our_kernels(monkeypatch):
+    calls = []
+
+    def note(verb):
+        original = getattr(sharded_rows, verb)
+
+        def noted(*args, **kwargs):
+            calls.append(verb)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(sharded_rows, verb, noted)
+
+    note("lookup")
+    note("update")
+    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    pairs.fit(meshed, IDS, optimizer=keras.optimizers.SGD(0.1), epochs=1)
+    assert set(calls) == {"lookup", "update"}
+
+
+def test_columns_that_are_divided_are_left_to_dtensor():
+    meshed = pairs.on_mesh(model, {"e.embeddings": (None, "model")})
+    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) is None
+    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) == "model"
+
+
+def test_an_id_outside_the_table_is_an_error():
+    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    with pytest.raises(tf.errors.OpError):
+        np.asarray(meshed(np.full((2, 6), 16)))
+
+
+def test_without_a_mesh_embedding_is_as_ever():
+    install()
+    layer = keras.layers.Embedding(4, 2)
+    np.testing.assert_array_equal(
+        layer(np.array([[3, -1]]))[0, 0], layer.embeddings.numpy()[3])
+
+
+def test_gather_takes_rows_of_a_divided_tensor():
+    mesh = mesh_of(batch=2, model=2)
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    ids = np.array([7, 0, 0, 4, 3])
+    run = tf.function(
+        lambda t, i: embedding_rows.gather(t, i, mesh, "model"))
+    found = run(transfer.to_mesh(rows, layout_of(mesh, *ROWS)),
+                transfer.to_mesh(ids, layout_of(mesh, None)))
+    np.testing.assert_array_equal(transfer.to_host(found), rows[ids])

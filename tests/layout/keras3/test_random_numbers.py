@@ -1,0 +1,94 @@
+"""Random layers draw on a mesh what they draw without one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layout import pairs
+from tests.layout.keras3.test_layers import HEAD, stack
+from tests.layout.meshes import axes_of, mesh_of
+from tf_layoutmap.layout import default_mesh, to_host, to_mesh
+
+L = keras.layers
+dtensor = tf.experimental.dtensor
+MESHES = [{"batch": 2, "model": 2}, {"batch": 1, "model": 4}]
+
+
+def dropout():
+    return pairs.sequential(
+        (8,), L.Dense(16, activation="tanh", name="d1"), L.Dropout(0.5))
+
+
+def test_dropout_trains_as_without_a_mesh():
+    model = pairs.assert_trains_alike(
+        dropout, pairs.FEATURES, pairs.DENSE, epochs=4)
+    assert axes_of(model.layers[0].kernel) == (None, "model")
+
+
+def test_dropout_keeps_a_part_and_scales_it():
+    model = pairs.on_mesh(lambda: keras.Sequential(
+        [keras.Input((1000,)), L.Dropout(0.25, seed=1)]), {})
+    mesh = mesh_of(batch=2, model=2)
+    step = tf.function(lambda x: model(x, training=True))
+    with default_mesh(mesh):
+        x = to_mesh(np.ones([8, 1000], np.float32),
+                    dtensor.Layout.batch_sharded(mesh, "batch", 2))
+        first, second = (to_host(step(x)) for _ in range(2))
+    assert set(np.unique(first)) == {0, np.float32(1 / 0.75)}
+    # Of 8000 samples: five times the deviation of their mean.
+    assert abs(np.mean(first == 0) - 0.25) < 0.025
+    assert np.any(first != second)
+    # Every part of the mesh has numbers of its own.
+    assert len({row.tobytes() for row in first}) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES, ids="batch{0[batch]}".format)
+@pytest.mark.parametrize("layer", [
+    lambda: L.GaussianNoise(0.1), lambda: L.GaussianDropout(0.2),
+    lambda: L.AlphaDropout(0.2), lambda: L.SpatialDropout1D(0.3),
+    lambda: L.Dropout(0.3, noise_shape=(None, 1, None)),
+    # Without biases: that of the keys has no gradient but rounding.
+    lambda: L.MultiHeadAttention(4, 2, dropout=0.2, use_bias=False)],
+    ids=["GaussianNoise", "GaussianDropout", "AlphaDropout",
+         "SpatialDropout1D", "noise_shape", "attention"])
+def test_a_random_layer_trains_as_without_a_mesh(layer, mesh):
+    def make():
+        x = inputs = keras.Input((6, 8))
+        x = L.EinsumDense("abc,cd->abd", (6, 16), name="e")(x)
+        random = layer()
+        x = random(x, x) if isinstance(random, L.MultiHeadAttention) else (
+            random(x))
+        return keras.Model(inputs, L.Dense(4, name="d2")(L.Flatten()(x)))
+
+    pairs.assert_trains_alike(
+        make, pairs.SERIES, {"e.kernel": (None, "model"), **HEAD},
+        mesh=mesh_of(**mesh))
+
+
+@pytest.mark.slow
+def test_dropout_inside_a_recurrent_layer():
+    pairs.assert_trains_alike(
+        stack((6, 8), lambda: L.LSTM(
+            8, unroll=True, dropout=0.2, recurrent_dropout=0.2)),
+        pairs.SERIES, HEAD)
+
+
+def test_dropout_in_bfloat16_draws_the_same_mask():
+    def make():
+        return keras.Sequential([keras.Input((64,)), L.Dropout(
+            0.5, dtype="bfloat16")])
+
+    def train_step_of(model, put):
+        step = tf.function(lambda x: model(x, training=True))
+        return step(put(np.ones([8, 64], np.float32)))
+
+    mesh = mesh_of(batch=2, model=2)
+    plain = train_step_of(pairs.plain(make), tf.constant)
+    with default_mesh(mesh):
+        spread = to_host(train_step_of(
+            pairs.on_mesh(make, {}, mesh), lambda x: to_mesh(
+                x, dtensor.Layout.batch_sharded(mesh, "batch", 2))))
+    assert np.any(spread == 0)
+    np.testing.assert_array_equal(plain.numpy(), spread)

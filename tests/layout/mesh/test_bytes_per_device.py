@@ -1,0 +1,127 @@
+"""What each of eight devices really holds: weighed, not planned."""
+
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from benchmarks import peak_memory
+from tests.layout.meshes import layout_of, mesh_of
+
+ROOT = pathlib.Path(__file__).parents[3]
+dtensor = tf.experimental.dtensor
+rules = tf.tpu.experimental.embedding
+
+MESHES = {"2x4": dict(batch=2, model=4), "1x8": dict(batch=1, model=8),
+          "8x1": dict(batch=8, model=1)}
+NUM_ROWS, DIM = 64, 16
+IDS = np.random.default_rng(0).integers(0, NUM_ROWS, (32, 3))
+FEATURES = np.random.default_rng(0).normal(size=(32, DIM)).astype(np.float32)
+
+
+def weigh(variable):
+    """Bytes on each device of one variable on a mesh."""
+    held = collections.Counter()
+    for part in dtensor.unpack(variable.value.read_value()):
+        held[part.device] += part.numpy().nbytes
+    return held
+
+
+def assert_divided(variables, shares):
+    """Weighs `variables` together: at most 1/n of them, and 5 %, each."""
+    held, whole = collections.Counter(), 0
+    for variable in variables:
+        held.update(weigh(variable))
+        whole += variable.numpy().nbytes
+    assert len(held) == 8
+    assert max(held.values()) <= whole / shares * 1.05
+    assert sum(held.values()) >= whole  # Nothing is missing.
+
+
+def trained(layers, axes, sizes, x, optimizer, init):
+    mesh = mesh_of(**sizes)
+    layout_map = tlm.LayoutMap(mesh)
+    for key, value in axes.items():
+        layout_map[key] = layout_of(mesh, *value)
+    with tlm.layout_map_scope(layout_map, init=init):
+        model = keras.Sequential([
+            keras.Input(x.shape[1:], dtype=x.dtype.name), *layers()])
+    model.compile(optimizer, "mse")
+    model.fit(x, np.zeros([32, *model.output_shape[1:]], np.float32),
+              batch_size=16, verbose=0)
+    return model
+
+
+def slots_of(model, weight):
+    return [v for v in model.optimizer.variables if v.shape == weight.shape]
+
+
+@pytest.mark.parametrize("init", ["sharded", "host"])
+@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize("axes", [
+    (None, "model"), ("model", None), ("batch", "model"), ("batch", None)],
+    ids=str)
+def test_a_weight_and_its_slots_are_divided_by_their_axes(sizes, axes, init):
+    model = trained(
+        lambda: [keras.layers.Dense(32, use_bias=False, name="d")],
+        {"d.kernel": axes}, sizes, FEATURES, "adam", init)
+
+    kernel = model.layers[0].kernel
+    slots = slots_of(model, kernel)
+    assert len(slots) == 2
+    shares = int(np.prod([sizes[axis] for axis in axes if axis]))
+    assert_divided([kernel, *slots], shares)
+
+
+@pytest.mark.parametrize("axes", [("model", None), (None, "model")], ids=str)
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
+def test_a_stock_embedding_is_divided_by_rows_and_by_columns(rule, axes):
+    model = trained(
+        lambda: [keras.layers.Embedding(NUM_ROWS, DIM, name="e")],
+        {"e.embeddings": axes}, MESHES["2x4"], IDS, rule, "sharded")
+
+    table = model.layers[0].embeddings
+    slots = slots_of(model, table)
+    assert len(slots) == {"sgd": 0, "adagrad": 1, "adam": 2}[rule]
+    assert_divided([table, *slots], 4)
+
+
+@pytest.mark.parametrize("sizes", ["2x4", "1x8"])
+@pytest.mark.parametrize("rule", [
+    rules.SGD(0.1), rules.Adagrad(0.1), rules.Adam(0.1)],
+    ids=lambda rule: type(rule).__name__)
+def test_a_table_that_trains_itself_is_divided_by_rows(rule, sizes):
+    model = trained(
+        lambda: [tlm.layers.ShardedEmbedding(
+            NUM_ROWS, DIM, optimizer=rule, name="e")],
+        {"e.embeddings": ("model", None)}, MESHES[sizes], IDS, "sgd",
+        "sharded")
+
+    layer = model.layers[0]
+    slots = list(layer.optimizer.slots.values())
+    assert len(slots) == len(rule._slot_names())
+    assert_divided([layer.embeddings, *slots], MESHES[sizes]["model"])
+
+
+@pytest.mark.skipif(not peak_memory.is_available(),
+                    reason="this system does not count peaks")
+def test_no_whole_copy_is_made_on_the_way_to_a_weight_and_its_slot():
+    # In a process of its own: what others have freed would not be counted.
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.layout.mesh.memory_of_init"], cwd=ROOT,
+        capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    grown = json.loads(run.stdout.splitlines()[-1])
+    whole = grown["whole"]
+    # All devices hold it together, in this process, and one shard more.
+    assert whole <= grown["sharded"] <= whole * (1 + 1 / 8)
+    assert whole <= grown["slot"] <= whole * (1 + 1 / 8)
+    # The yardstick sees a copy where one is made.
+    assert grown["host"] >= 2 * whole
