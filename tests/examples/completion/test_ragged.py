@@ -38,6 +38,6 @@ def test_no_rows_are_no_rows():
     "vocabulary"])
 def test_the_examples_in_docstrings_are_true(module):
     found = doctest.testmod(
-        importlib.import_module(f"completion.{module}"))
+        importlib.import_module(f"completion.data.{module}"))
     assert found.attempted > 0
     assert found.failed == 0
