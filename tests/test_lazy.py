@@ -1,6 +1,7 @@
 """The package's public names appear when they are asked for."""
 
 import json
+import pathlib
 import subprocess
 import sys
 import types
@@ -116,3 +117,16 @@ def test_without_keras_what_needs_it_says_so_and_the_rest_works():
         assert "needs Keras 3, which is not installed" in sentence
         assert 'pip install "keras==3.15.*"' in sentence
     assert set(said) < public_names()
+
+
+@pytest.mark.parametrize("name", [
+    "", "layout", "distribution", "dtensor", "emulation", "layers"])
+def test_a_public_name_hides_no_module(name):
+    """Else `tlm.layout.x` were function or module, as imports happen to come.
+    """
+    package = getattr(tf_layoutmap, name) if name else tf_layoutmap
+    folder = pathlib.Path(package.__file__).parent
+    for public, home in package._HOMES.items():
+        if ":" in home:
+            assert not (folder / public).exists(), public
+            assert not (folder / f"{public}.py").exists(), public

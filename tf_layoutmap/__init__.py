@@ -35,6 +35,7 @@ _HOMES = {
     "layout_map_scope":
         "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
     "visualize_layout": "tf_layoutmap.layout.visualize:visualize_layout",
+    "patches": "tf_layoutmap._patches.report:patches",
     "describe_process": "tf_layoutmap.process_report:describe_process",
 }
 __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)

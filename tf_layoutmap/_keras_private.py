@@ -5,12 +5,10 @@ module is imported, so that a Keras that moved one is refused here, with the
 remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
-import functools
 import importlib
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
@@ -112,8 +110,7 @@ _method(keras.Variable, "_initialize_with_initializer", "initializer")
 _method(keras.Variable, "_deferred_initialize")
 _method(keras.Variable, "_direct_assign", "value")
 _method(keras.Variable, "value")
-if "__new__" in vars(keras.Variable):
-    raise _refuse("where `keras.Variable` has a `__new__` of its own")
+_method(keras.Variable, "__init__", "initializer", "shape", "dtype")
 
 # The step functions that fit, evaluate and predict ask for, and what builds
 # metrics and slot variables before the first step is traced.
@@ -178,87 +175,10 @@ def applying_optimizer() -> keras.optimizers.Optimizer | None:
     return caller if isinstance(caller, keras.optimizers.Optimizer) else None
 
 
-@functools.cache
-def unscale_gradients_of(kind: type[keras.Variable]) -> None:
-    """Makes `LossScaleOptimizer` treat gradients of `kind` as gradients.
-
-    It takes what a variable with `overwrite_with_gradient` receives for a
-    value, and would leave the loss scale in it. And it looks for NaNs in one
-    boolean per element of the variable, where those of the slices are enough.
-    """
-    overwrites = LossScaleOptimizer._overwrite_variable_with_gradient
-    check_finite = LossScaleOptimizer.check_finite
-
-    def overwrites_but_kind(self, variable):
-        return not isinstance(variable, kind) and overwrites(self, variable)
-
-    def check_finite_slices(self, grads):
-        return check_finite(
-            self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad
-                   for grad in grads])
-
-    LossScaleOptimizer._overwrite_variable_with_gradient = overwrites_but_kind
-    LossScaleOptimizer.check_finite = check_finite_slices
 
 
-@functools.cache
-def require_gradients_of(kind: type[keras.Variable]) -> None:
-    """Makes optimizers refuse a step in which `kind` has no gradient.
-
-    They would leave it out, with a warning at most.
-
-    Args:
-      kind: Has a method `missing_gradient()`, which returns what to say.
-    """
-    filter_empty = BaseOptimizer._filter_empty_gradients
-
-    def filter_all_but_kind(self, grads, trainable_variables):
-        grads, variables = list(grads), list(trainable_variables)
-        for gradient, variable in zip(grads, variables):
-            if gradient is None and isinstance(variable, kind):
-                raise ValueError(variable.missing_gradient())
-        return filter_empty(self, grads, variables)
-
-    BaseOptimizer._filter_empty_gradients = filter_all_but_kind
 
 
-@functools.cache
-def let_accumulate(kind: type[keras.Variable]) -> None:
-    """Makes optimizers that accumulate gradients leave those of `kind` to it.
-
-    They would keep the largest of several, in a variable of the same size.
-
-    Args:
-      kind: Has a method `accumulate(gradient, steps, is_last)`, which takes
-        the sum of gradients over `steps` and trains when `is_last`.
-    """
-    add_from_reference = TFOptimizer.add_variable_from_reference
-    overwrite = BaseOptimizer._overwrite_variables_directly_with_gradients
-
-    def add_but_for_kind(self, reference_variable, *args, **kwargs):
-        if not isinstance(reference_variable, kind):
-            return add_from_reference(
-                self, reference_variable, *args, **kwargs)
-        # Optimizers count on one variable per weight. It is never used.
-        return self.add_variable((), name="unused")
-
-    def overwrite_or_accumulate(self, grads, trainable_variables):
-        steps = self.gradient_accumulation_steps
-        if steps:
-            is_last = tf.equal((self._iterations.value + 1) % steps, 0)
-            rest = []
-            for gradient, variable in zip(grads, trainable_variables):
-                if isinstance(variable, kind):
-                    variable.accumulate(gradient, steps, is_last)
-                else:
-                    rest.append((gradient, variable))
-            grads, trainable_variables = (
-                map(list, zip(*rest)) if rest else ([], []))
-        return overwrite(self, grads, trainable_variables)
-
-    TFOptimizer.add_variable_from_reference = add_but_for_kind
-    BaseOptimizer._overwrite_variables_directly_with_gradients = (
-        overwrite_or_accumulate)
 
 
 def h5_dataset(store: Any, key: str, shape: tuple[int, ...] | None = None,

@@ -39,12 +39,11 @@ _NAMES.find("backend", "_assign_value_to_variable")
 # for CPUs and GPUs first.
 _NAMES.check_method(backend, "rnn", "inputs", "time_major", "input_length",
                     "unroll")
-GPU_RECURRENT_LAYERS = {}
+LSTM_MODULE = importlib.import_module("tf_keras.src.layers.rnn.lstm")
+GRU_MODULE = importlib.import_module("tf_keras.src.layers.rnn.gru")
 for _name in ("lstm", "gru"):
     for _function in ("standard_{}", "{}_with_backend_selection"):
         _NAMES.find(f"layers.rnn.{_name}", _function.format(_name))
-    GPU_RECURRENT_LAYERS[importlib.import_module(
-        f"tf_keras.src.layers.rnn.{_name}")] = _name
 
 # All steps of an epoch run inside its `catch_stop_iteration`, whose end other
 # processes are told.

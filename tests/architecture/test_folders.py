@@ -3,7 +3,6 @@
 Only sources are read; nothing is imported.
 """
 
-import ast
 import pathlib
 import re
 
@@ -78,7 +77,7 @@ def test_no_import_goes_in_a_circle():
 
 def test_the_plan_names_every_module_once():
     plan = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    tree = plan.partition("## Modules\n")[2].partition("\n## ")[0]
+    tree = plan.partition("## Modules\n")[2].partition("\ncc/")[0]
     named = re.findall(r"[\w/]+\.py\b", tree)
     modules = {str(path.relative_to(test_floors.PACKAGE)): path
                for path in test_floors.PACKAGE.rglob("*.py")
@@ -96,18 +95,3 @@ def test_tensors_on_a_mesh_know_no_keras(module):
     _, imported = test_floors.read(module)
     assert not {name.split(".")[0] for name in imported} & KERAS
     assert not [name for name in imported if "_keras_private" in name]
-
-
-def test_a_public_name_hides_no_module():
-    """`tlm.layout.x` would be function or module, as imports happen to come."""
-    for path in test_floors.PACKAGE.rglob("__init__.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not (isinstance(node, ast.Assign) and
-                    ast.unparse(node.targets[0]) == "_HOMES"):
-                continue
-            for name, home in ast.literal_eval(node.value).items():
-                if ":" not in home:
-                    continue
-                beside = path.parent / name
-                assert not beside.exists(), name
-                assert not beside.with_suffix(".py").exists(), name

@@ -8,101 +8,78 @@ all else, and all other strategies, stay as they are.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
-from tf_layoutmap import _tf_private
+from tf_layoutmap._patches import emulation_rows, engine
 from tf_layoutmap.embedding.tpu import replicate_context
-from tf_layoutmap.emulation import enum_mend
 from tf_layoutmap.emulation.devices import Devices
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy, graph_of_core
 
-_StockEmbedding = tf.tpu.experimental.embedding.TPUEmbedding
-_IN_PROGRAM = "_raise_error_for_incorrect_control_flow_context"
-_ON_HOST = "_raise_error_for_inputs_not_on_cpu"
-
-_undo: list[Callable[[], None]] = []
+_emulated: Devices | None = None
 
 
 def install(devices: Devices) -> None:
     """Answers for `devices` until `uninstall`."""
-    _replace(_tf_private.device_util, "get_host_for_device",
-             lambda original: _host_of(devices, original))
-    _replace(_tf_private.tpu_replication, "outside_compilation",
-             _outside_compilation)
-    _replace(_StockEmbedding, _IN_PROGRAM, _is_in_program)
-    _replace(_StockEmbedding, _ON_HOST, _check_on_host)
-    _replace(_StockEmbedding, "enqueue", _enqueue)
+    global _emulated
+    _emulated = devices
     replicate_context.set_emulated(
         lambda graph: graph is graph_of_core(), devices.input_device_of)
-    _undo.append(lambda: replicate_context.set_emulated(None))
-    enum_mend.install()
-    _undo.append(enum_mend.uninstall)
+    engine.install(emulation_rows.GROUP)
+    engine.install(emulation_rows.ENUM)
 
 
 def uninstall() -> None:
     """Takes `install` back."""
-    while _undo:
-        _undo.pop()()
+    global _emulated
+    engine.uninstall(emulation_rows.ENUM)
+    engine.uninstall(emulation_rows.GROUP)
+    replicate_context.set_emulated(None)
+    _emulated = None
 
 
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    _undo.append(lambda: setattr(owner, name, original))
+def host_of(original: Callable[..., str], device: str,
+            device_index: int = 0) -> str:
+    """The CPU of the host that a core belongs to."""
+    host = None
+    # One host is the CPU that TensorFlow gives anyway.
+    if _emulated is not None and len(_emulated.hosts) > 1:
+        host = _emulated.host_of(device)
+    return host or original(device, device_index)
 
 
-def _host_of(devices: Devices, original):
-    def get_host_for_device(device, device_index=0):
-        # One host is the CPU that TensorFlow gives anyway.
-        host = devices.host_of(device) if len(devices.hosts) > 1 else None
-        return host or original(device, device_index)
-
-    return get_host_for_device
-
-
-def _outside_compilation(original):
-    def outside_compilation(computation, *args, **kwargs):
-        if graph_of_core() is None:
-            return original(computation, *args, **kwargs)
-        return computation(*args, **kwargs)
-
-    return outside_compilation
+def outside_compilation(original: Callable[..., Any],
+                        computation: Callable[..., Any], *args: Any,
+                        **kwargs: Any) -> Any:
+    """Calls `computation`, which is on the host already."""
+    if graph_of_core() is None:
+        return original(computation, *args, **kwargs)
+    return computation(*args, **kwargs)
 
 
-def _is_in_program(original):
-    def is_in_program(embedding):
-        if isinstance(embedding._strategy, EmulatedTPUStrategy):
-            return replicate_context.is_in_tpu_program()
-        return original(embedding)
-
-    return is_in_program
+def is_in_program(original: Callable[..., bool], embedding: Any) -> bool:
+    """Whether the caller is inside of `strategy.run`."""
+    if isinstance(embedding._strategy, EmulatedTPUStrategy):
+        return replicate_context.is_in_tpu_program()
+    return original(embedding)
 
 
-def _check_on_host(original):
+def check_on_host(original: Callable[..., None], embedding: Any,
+                  flat_inputs: Any, flat_paths: Any) -> None:
+    """Refuses inputs that are on a core."""
     # It looks for the names of TPUs, and the cores of its strategy are CPUs.
-    def check_on_host(embedding, flat_inputs, flat_paths):
-        if isinstance(embedding._strategy, EmulatedTPUStrategy):
-            replicate_context.check_on_host(
-                list(zip(flat_paths, flat_inputs, strict=True)))
-        else:
-            original(embedding, flat_inputs, flat_paths)
-
-    return check_on_host
+    if isinstance(embedding._strategy, EmulatedTPUStrategy):
+        replicate_context.check_on_host(
+            list(zip(flat_paths, flat_inputs, strict=True)))
+    else:
+        original(embedding, flat_inputs, flat_paths)
 
 
-def _enqueue(original):
-    # It takes the names of TPUs only, and the cores of its strategy are CPUs.
-    @functools.wraps(original)
-    @tf.autograph.experimental.do_not_convert
-    def enqueue(embedding, features, weights=None, training=True, name=None,
-                device=None):
-        strategy = embedding._strategy
-        if device is not None and isinstance(strategy, EmulatedTPUStrategy):
-            device = strategy.extended.tpu_name_of(device)
-        return original(embedding, features, weights, training, name, device)
-
-    return enqueue
+def enqueue(original: Callable[..., None], embedding: Any, features: Any,
+            weights: Any = None, training: bool = True,
+            name: str | None = None, device: str | None = None) -> None:
+    """Enqueues, on a core by the name that its CPU has."""
+    strategy = embedding._strategy
+    if device is not None and isinstance(strategy, EmulatedTPUStrategy):
+        device = strategy.extended.tpu_name_of(device)
+    return original(embedding, features, weights, training, name, device)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_layoutmap import _checks
+from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
-from tf_layoutmap.layout.keras3 import patches as keras3_patches
 from tf_layoutmap.layout.keras3.context import MeshHome, activated
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
@@ -75,8 +75,9 @@ def prepared_home(layout_map: LayoutTable, init: str,
     _checks.check_one_of("init", init, initial_values.INITS)
     home = MeshHome(layout_map, init, batch_dim)
     home.batch_dim = _batch_dim(home.mesh, batch_dim)
+    patches.ensure("mesh")
     dtensor_switches.refuse_unsafe_process(home.mesh)
-    keras3_patches.install()
+    patches.ensure("keras3")
     return home
 
 

@@ -23,7 +23,7 @@ from tensorflow.python.tpu.ops import tpu_ops
 
 from tests import strategies  # noqa: F401
 from tf_layoutmap.embedding.tpu import ops, sync
-from tf_layoutmap.emulation import enum_mend
+from tf_layoutmap.emulation import enum_patch
 
 _DEVICE = "/job:localhost/replica:0/task:{}/device:TPU:{}"
 
@@ -80,7 +80,7 @@ def replaced():
                 (ops, "configure", nothing),
                 (sync.Sync, "load", nothing)):
             stack.enter_context(mock.patch.object(module, name, value))
-        stack.enter_context(enum_mend.installed())
+        stack.enter_context(enum_patch.installed())
         yield
 
 

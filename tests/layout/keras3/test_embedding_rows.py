@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tests.layout import pairs
 from tests.layout.meshes import axes_of, layout_of, mesh_of
+from tf_layoutmap._patches import engine
 from tf_layoutmap.dtensor import sharded_rows
 from tf_layoutmap.layout.keras3 import embedding_rows
-from tf_layoutmap.layout.keras3.patches import install
 from tf_layoutmap.layout.mesh import trace_context, transfer
 
 dtensor = tf.experimental.dtensor
@@ -118,7 +118,8 @@ def test_an_id_outside_the_table_is_an_error():
 
 
 def test_without_a_mesh_embedding_is_as_ever():
-    install()
+    engine.ensure("mesh")
+    engine.ensure("keras3")
     layer = keras.layers.Embedding(4, 2)
     np.testing.assert_array_equal(
         layer(np.array([[3, -1]]))[0, 0], layer.embeddings.numpy()[3])

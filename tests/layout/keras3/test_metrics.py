@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.layout import pairs
 from tests.layout.meshes import mesh_of
-from tf_layoutmap.layout.keras3.patches import install
+from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.mesh import trace_context, transfer
 
 dtensor = tf.experimental.dtensor
@@ -208,7 +208,8 @@ def test_logits_pass_out_of_layers_that_are_pinned():
 
 def on_mesh(function, *arguments):
     """`function` in a function for a mesh, and what comes out as arrays."""
-    install()
+    engine.ensure("mesh")
+    engine.ensure("keras3")
     mesh = mesh_of(batch=2, model=2)
     arguments = [transfer.to_mesh(a, dtensor.Layout.batch_sharded(
         mesh, "batch", np.ndim(a))) for a in arguments]
@@ -245,7 +246,8 @@ def test_scatter_equals_numpy_with_repeated_cells():
 
 @pytest.mark.parametrize("bad", [(-1, 2), (0, 4), (3, 0)])
 def test_scatter_outside_the_shape_is_an_error(bad):
-    install()
+    engine.ensure("mesh")
+    engine.ensure("keras3")
     mesh = mesh_of(batch=2)
     indices = transfer.to_mesh(
         np.array([[0, 0], bad]), dtensor.Layout.replicated(mesh, 2))

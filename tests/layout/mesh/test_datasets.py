@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout.keras3 import patches as keras3_patches
+from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.mesh import transfer
 
 dtensor = tf.experimental.dtensor
@@ -17,7 +17,7 @@ ROWS = np.arange(64, dtype=np.float32).reshape(32, 2)
 
 
 def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
-    keras3_patches.install()
+    engine.ensure("mesh")
     return dtensor.DTensorDataset(
         data, mesh=mesh, layouts=layout_of(mesh, batch_dim, None),
         global_batch_size=size, batch_dim=batch_dim,

@@ -12,9 +12,9 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private, _tf_private
-from tf_layoutmap.layers.keras3 import shard_slots
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.self_training import TrainsItself
+from tf_layoutmap.layers.keras3.shard_slots import ShardOfTable
 from tf_layoutmap.layers.shared.host_table import HOST, HostTable
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
@@ -100,7 +100,7 @@ class TableWeight(TrainsItself, keras.Variable):
         return self._value._shared_name
 
 
-class ShardWeight(keras.Variable):
+class ShardWeight(ShardOfTable, keras.Variable):
     """One shard of a table, whose gradients hold each row once.
 
     Keras' optimizers square what comes for a row, and add the squares up: so
@@ -193,5 +193,3 @@ class _SummedGradient(ShardedVariableGradient):
 class _SummedShard(ShardedVariable):
     __composite_gradient__ = _SummedGradient()
 
-
-shard_slots.join_slots_of(ShardWeight)

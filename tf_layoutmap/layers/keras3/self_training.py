@@ -1,14 +1,32 @@
 """What weights with a `RowOptimizer` have in common, wherever they lie."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layers.shared import missing_gradients
 
 
-class TrainsItself:
+class TakesGradients:
+    """A mixin for a `keras.Variable` whose gradient comes to its `assign`.
+
+    That is so for all with `overwrite_with_gradient`; gradients of these are
+    gradients, and are missed where there are none.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        patches.ensure("keras3_self_training")
+        super().__init__(*args, **kwargs)
+
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        raise NotImplementedError
+
+
+class TrainsItself(TakesGradients):
     """A mixin for a `keras.Variable` with an `_optimizer` and a `_write`.
 
     The model's optimizer hands over the gradient inside its `apply`, because
@@ -57,6 +75,62 @@ def _divide(gradient: Any, divisor: float) -> Any:
                             gradient.dense_shape)
 
 
-_keras_private.unscale_gradients_of(TrainsItself)
-_keras_private.let_accumulate(TrainsItself)
-_keras_private.require_gradients_of(TrainsItself)
+def overwrites(original: Callable[..., Any], optimizer: Any,
+               variable: Any) -> bool:
+    """Whether a loss scale stays in what a variable receives.
+
+    `LossScaleOptimizer` takes what a variable with `overwrite_with_gradient`
+    receives for a value.
+    """
+    return not isinstance(variable, TakesGradients) and (
+        original(optimizer, variable))
+
+
+def check_finite(original: Callable[..., Any], optimizer: Any,
+                 grads: Any) -> Any:
+    """Looks for NaN in slices as they are, not in all of their variable."""
+    return original(
+        optimizer, [grad.values if isinstance(grad, tf.IndexedSlices) else grad
+                    for grad in grads])
+
+
+def filter_empty(original: Callable[..., Any], optimizer: Any, grads: Any,
+                 trainable_variables: Any) -> Any:
+    """Refuses a step without a gradient for a table.
+
+    Keras leaves it out, with a warning at most.
+    """
+    grads, variables = list(grads), list(trainable_variables)
+    for gradient, variable in zip(grads, variables):
+        if gradient is None and isinstance(variable, TakesGradients):
+            raise ValueError(variable.missing_gradient())
+    return original(optimizer, grads, variables)
+
+
+def add_variable(original: Callable[..., Any], optimizer: Any,
+                 reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes no accumulator of gradients as large as a table."""
+    if not isinstance(reference_variable, TrainsItself):
+        return original(optimizer, reference_variable, *args, **kwargs)
+    # Optimizers count on one variable per weight. It is never used.
+    return optimizer.add_variable((), name="unused")
+
+
+def overwrite_or_accumulate(original: Callable[..., Any], optimizer: Any,
+                            grads: Any, trainable_variables: Any) -> Any:
+    """Leaves the gradients that an optimizer accumulates to a table itself.
+
+    Keras would keep the largest of several.
+    """
+    steps = optimizer.gradient_accumulation_steps
+    if steps:
+        is_last = tf.equal((optimizer._iterations.value + 1) % steps, 0)
+        rest = []
+        for gradient, variable in zip(grads, trainable_variables):
+            if isinstance(variable, TrainsItself):
+                variable.accumulate(gradient, steps, is_last)
+            else:
+                rest.append((gradient, variable))
+        grads, trainable_variables = (
+            map(list, zip(*rest)) if rest else ([], []))
+    return original(optimizer, grads, trainable_variables)

@@ -5,16 +5,24 @@ Both see what an optimizer of an unsharded embedding has.
 """
 
 import contextlib
-import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap import _tf_private
+from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layers.keras3 import slot_tables
 from tf_layoutmap.sharded import ShardedVariable
 
 _ATTRIBUTE = "_shard_slots"
+
+
+class ShardOfTable:
+    """A mixin for a `keras.Variable` with a `table`, of which it is `shard`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        patches.ensure("keras3_shard_slots")
+        super().__init__(*args, **kwargs)
 
 
 class _JoinedList(_tf_private.Trackable):
@@ -131,13 +139,13 @@ class _ShardSlots:
         return slot_tables.slot_table_of(variable) if whole is None else whole
 
 
-def _shards_of_tables(variables: Sequence[Any], kind: type) -> tuple[
+def _shards_of_tables(variables: Sequence[Any]) -> tuple[
         dict[int, ShardedVariable], dict[int, int]]:
     """Returns table and number of each shard in `variables`, by `id`.
 
     Of a table that is there in part nothing is joined.
     """
-    weights = [one for one in variables if isinstance(one, kind)]
+    weights = [one for one in variables if isinstance(one, ShardOfTable)]
     shards_of: dict[int, set[int]] = {}
     for weight in weights:
         shards_of.setdefault(id(weight.table), set()).add(weight.shard)
@@ -148,80 +156,71 @@ def _shards_of_tables(variables: Sequence[Any], kind: type) -> tuple[
             {id(weight): weight.shard for weight in joined})
 
 
-@functools.cache
-def join_slots_of(kind: type) -> None:
-    """Makes optimizers show slot variables of `kind` as tables.
+def build(original: Callable[..., Any], optimizer: Any,
+          variables: Any) -> Any:
+    """Builds an optimizer, knowing the shards among its variables."""
+    tables, shards = _shards_of_tables(variables)
+    if not tables:
+        return original(optimizer, variables)
+    slots = _ShardSlots(optimizer, tables, shards)
+    # Not an attribute that Keras or TensorFlow tracks.
+    vars(optimizer)[_ATTRIBUTE] = slots
+    slots.hold_deferred(optimizer)
+    original(optimizer, variables)
+    slots.release_deferred(optimizer)
+    return None
 
-    Args:
-      kind: A `keras.Variable` with a `table` and the number of its `shard`.
-    """
-    base, optimizer = _keras_private.BaseOptimizer, _keras_private.TFOptimizer
-    build = base.build
-    track = base._track_variable
-    save = base.save_own_variables
-    load = base.load_own_variables
-    add_from_reference = optimizer.add_variable_from_reference
-    trackable_children = optimizer._trackable_children
 
-    def slots_of(self):
-        return vars(self).get(_ATTRIBUTE)
+def add_variable(original: Callable[..., Any], optimizer: Any,
+                 reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes a slot variable, of a shard where `reference_variable` is one."""
+    slots = _slots_of(optimizer)
+    with (contextlib.nullcontext() if slots is None
+          else slots.made_for(reference_variable)):
+        return original(optimizer, reference_variable, *args, **kwargs)
 
-    @functools.wraps(build)
-    def build_with_tables(self, variables):
-        tables, shards = _shards_of_tables(variables, kind)
-        if not tables:
-            return build(self, variables)
-        slots = _ShardSlots(self, tables, shards)
-        # Not an attribute that Keras or TensorFlow tracks.
-        vars(self)[_ATTRIBUTE] = slots
-        slots.hold_deferred(self)
-        build(self, variables)
-        slots.release_deferred(self)
-        return None
 
-    @functools.wraps(add_from_reference)
-    def add_for_weight(self, reference_variable, *args, **kwargs):
-        slots = slots_of(self)
-        with (contextlib.nullcontext() if slots is None
-              else slots.made_for(reference_variable)):
-            return add_from_reference(
-                self, reference_variable, *args, **kwargs)
+def track_variable(original: Callable[..., Any], optimizer: Any,
+                   variable: Any) -> None:
+    """Tracks a variable of an optimizer, which may be a slot of a shard."""
+    original(optimizer, variable)
+    slots = _slots_of(optimizer)
+    if slots is not None:
+        slots.track(variable)
 
-    @functools.wraps(track)
-    def track_with_slots(self, variable):
-        track(self, variable)
-        slots = slots_of(self)
-        if slots is not None:
-            slots.track(variable)
 
-    def joined_children(self, save_type="checkpoint", **kwargs):
-        children = trackable_children(self, save_type, **kwargs)
-        slots = slots_of(self)
-        if slots is None or save_type != "checkpoint":
-            return children
-        return slots.children(children)
+def trackable_children(original: Callable[..., Any], optimizer: Any,
+                       save_type: str = "checkpoint", **kwargs: Any) -> Any:
+    """What a checkpoint finds in an optimizer: slots of shards joined."""
+    children = original(optimizer, save_type, **kwargs)
+    slots = _slots_of(optimizer)
+    if slots is None or save_type != "checkpoint":
+        return children
+    return slots.children(children)
 
-    def is_joined(self):
-        return any(slot_tables.slot_table_of(one) is not None
-                   for one in self.variables)
 
-    @functools.wraps(save)
-    def save_joined(self, store):
-        if not is_joined(self):
-            return save(self, store)
-        return slot_tables.save(self.variables, store)
+def save_own_variables(original: Callable[..., Any], optimizer: Any,
+                       store: Any) -> Any:
+    """Writes an optimizer's variables to a file, slots of shards joined."""
+    if not _is_joined(optimizer):
+        return original(optimizer, store)
+    return slot_tables.save(optimizer.variables, store)
 
-    @functools.wraps(load)
-    def load_joined(self, store):
-        if not is_joined(self):
-            return load(self, store)
-        if not slot_tables.load(self.variables, store):
-            warnings.warn(slot_tables.skipped(self, store), stacklevel=2)
-        return None
 
-    base.build = build_with_tables
-    base._track_variable = track_with_slots
-    base.save_own_variables = save_joined
-    base.load_own_variables = load_joined
-    optimizer.add_variable_from_reference = add_for_weight
-    optimizer._trackable_children = joined_children
+def load_own_variables(original: Callable[..., Any], optimizer: Any,
+                       store: Any) -> Any:
+    """Reads an optimizer's variables from a file, slots of shards joined."""
+    if not _is_joined(optimizer):
+        return original(optimizer, store)
+    if not slot_tables.load(optimizer.variables, store):
+        warnings.warn(slot_tables.skipped(optimizer, store), stacklevel=2)
+    return None
+
+
+def _slots_of(optimizer: Any) -> _ShardSlots | None:
+    return vars(optimizer).get(_ATTRIBUTE)
+
+
+def _is_joined(optimizer: Any) -> bool:
+    return any(slot_tables.slot_table_of(one) is not None
+               for one in optimizer.variables)

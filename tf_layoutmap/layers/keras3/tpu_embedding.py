@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap.layers.keras3.self_training import TakesGradients
 from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
 from tf_layoutmap.layers.shared.tpu_embedding_base import (
     TPUEmbeddingCore,
@@ -13,7 +14,7 @@ from tf_layoutmap.layers.shared.tpu_embedding_base import (
 )
 
 
-class _StepWeight(keras.Variable):
+class _StepWeight(TakesGradients, keras.Variable):
     """Tells a layer when the model's optimizer takes a step.
 
     By `overwrite_with_gradient` the optimizer hands its gradient to `assign`,
@@ -57,9 +58,6 @@ class _StepWeight(keras.Variable):
         return value
 
 
-# So that what comes to `assign` is a mark over the scale.
-_keras_private.unscale_gradients_of(_StepWeight)
-_keras_private.require_gradients_of(_StepWeight)
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")

@@ -1,94 +1,111 @@
 """tf_keras' optimizers hand gradients of tables over to them."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._tf_keras_private import (
-    BaseOptimizer,
-    LegacyOptimizer,
-    Optimizer,
-)
+from tf_layoutmap._patches import engine as patches
+from tf_layoutmap._tf_keras_private import LegacyOptimizer
 
 
-@functools.cache
-def serve_self_trained(kind: type) -> None:
-    """Makes optimizers hand the gradients of `kind` over to it.
+class SelfTrained:
+    """A mixin for a variable to which optimizers hand its gradients.
 
     An optimizer makes no slot variables for such a weight, and neither clips
     nor decays nor averages it.
-
-    Args:
-      kind: Has a method `train(gradient)`; `train_summed(gradient,
-        optimizer)` for one that was summed over the replicas before; and
-        `missing_gradient()`, which returns what to say where there is none.
     """
-    add_from_reference = Optimizer.add_variable_from_reference
-    apply_gradients = Optimizer.apply_gradients
-    finalize = BaseOptimizer.finalize_variable_values
-    legacy_apply_gradients = LegacyOptimizer.apply_gradients
-    legacy_create = LegacyOptimizer._create_all_weights
 
-    def add_but_for_kind(self, model_variable, *args, **kwargs):
-        if not isinstance(model_variable, kind):
-            _refuse_late_slots(self, model_variable)
-            return add_from_reference(self, model_variable, *args, **kwargs)
-        # Optimizers count on one variable per weight. It is never used.
-        return self.add_variable([], name="unused")
+    def __init__(self, *args: Any, **kwargs: Any):
+        patches.ensure("tf_keras_self_training")
+        super().__init__(*args, **kwargs)
 
-    def apply_but_to_kind(self, grads_and_vars, *args, **kwargs):
-        pairs = list(grads_and_vars)
-        _refuse_whole_weights(self, pairs)
-        if not any(isinstance(variable, kind) for _, variable in pairs):
-            return apply_gradients(self, pairs, *args, **kwargs)
-        with tf.init_scope():
-            self.build([variable for _, variable in pairs])
-        return _divide(
-            self, functools.partial(apply_gradients, self), pairs,
-            self.iterations.assign_add, *args, **kwargs)
+    def train(self, gradient: Any) -> None:
+        """Takes a step."""
+        raise NotImplementedError
 
-    def legacy_apply_but_to_kind(self, grads_and_vars, *args, **kwargs):
-        pairs = list(grads_and_vars)
-        _refuse_whole_weights(self, pairs)
-        if not any(isinstance(variable, kind) for _, variable in pairs):
-            return legacy_apply_gradients(self, pairs, *args, **kwargs)
-        # What it returns must be of one kind: it is a branch of `tf.cond`.
-        count = functools.partial(self.iterations.assign_add,
-                                  read_value=tf.executing_eagerly())
-        return _divide(
-            self, functools.partial(legacy_apply_gradients, self), pairs,
-            count, *args, **kwargs)
+    def train_summed(self, gradient: Any, optimizer: Any) -> None:
+        """The same, of a gradient that was summed over the replicas before."""
+        raise NotImplementedError
 
-    def _divide(self, apply, pairs, count, *args, **kwargs):
-        own = [pair for pair in pairs if isinstance(pair[1], kind)]
-        others = [pair for pair in pairs if not isinstance(pair[1], kind)]
-        for gradient, variable in own:
-            if gradient is None:
-                raise ValueError(variable.missing_gradient())
-        if any(gradient is not None for gradient, _ in others):
-            result = apply(others, *args, **kwargs)
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        raise NotImplementedError
+
+
+def add_variable(original: Callable[..., Any], optimizer: Any,
+                 model_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes no slot variables for a weight that trains itself."""
+    if not isinstance(model_variable, SelfTrained):
+        _refuse_late_slots(optimizer, model_variable)
+        return original(optimizer, model_variable, *args, **kwargs)
+    # Optimizers count on one variable per weight. It is never used.
+    return optimizer.add_variable([], name="unused")
+
+
+def apply_gradients(original: Callable[..., Any], optimizer: Any,
+                    grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hands gradients of tables over; applies all others."""
+    pairs = list(grads_and_vars)
+    _refuse_whole_weights(optimizer, pairs)
+    if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
+        return original(optimizer, pairs, *args, **kwargs)
+    with tf.init_scope():
+        optimizer.build([variable for _, variable in pairs])
+    return _divide(optimizer, functools.partial(original, optimizer), pairs,
+                   optimizer.iterations.assign_add, *args, **kwargs)
+
+
+def legacy_apply_gradients(original: Callable[..., Any], optimizer: Any,
+                           grads_and_vars: Any, *args: Any,
+                           **kwargs: Any) -> Any:
+    """The same, of tf_keras' early optimizers."""
+    pairs = list(grads_and_vars)
+    _refuse_whole_weights(optimizer, pairs)
+    if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
+        return original(optimizer, pairs, *args, **kwargs)
+    # What it returns must be of one kind: it is a branch of `tf.cond`.
+    count = functools.partial(optimizer.iterations.assign_add,
+                              read_value=tf.executing_eagerly())
+    return _divide(optimizer, functools.partial(original, optimizer), pairs,
+                   count, *args, **kwargs)
+
+
+def finalize(original: Callable[..., Any], optimizer: Any,
+             var_list: Any) -> None:
+    """Writes averages into weights that have one."""
+    original(optimizer, _without_self_trained(var_list))
+
+
+def legacy_create(original: Callable[..., Any], optimizer: Any,
+                  var_list: Any) -> None:
+    """Makes slot variables for weights that need them."""
+    original(optimizer, _without_self_trained(var_list))
+
+
+def _without_self_trained(variables: Any) -> list[Any]:
+    return [one for one in variables if not isinstance(one, SelfTrained)]
+
+
+def _divide(optimizer: Any, apply: Callable[..., Any], pairs: list[Any],
+            count: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    own = [pair for pair in pairs if isinstance(pair[1], SelfTrained)]
+    others = [pair for pair in pairs if not isinstance(pair[1], SelfTrained)]
+    for gradient, variable in own:
+        if gradient is None:
+            raise ValueError(variable.missing_gradient())
+    if any(gradient is not None for gradient, _ in others):
+        result = apply(others, *args, **kwargs)
+    else:
+        result = count(1)
+    for gradient, variable in own:
+        if _is_summed(optimizer, args, kwargs):
+            variable.train_summed(gradient, optimizer)
         else:
-            result = count(1)
-        for gradient, variable in own:
-            if _is_summed(self, args, kwargs):
-                variable.train_summed(gradient, self)
-            else:
-                variable.train(gradient)
-        return result
-
-    def finalize_but_kind(self, var_list):
-        finalize(self, [one for one in var_list if not isinstance(one, kind)])
-
-    def legacy_create_but_for_kind(self, var_list):
-        legacy_create(
-            self, [one for one in var_list if not isinstance(one, kind)])
-
-    Optimizer.add_variable_from_reference = add_but_for_kind
-    Optimizer.apply_gradients = apply_but_to_kind
-    BaseOptimizer.finalize_variable_values = finalize_but_kind
-    LegacyOptimizer.apply_gradients = legacy_apply_but_to_kind
-    LegacyOptimizer._create_all_weights = legacy_create_but_for_kind
+            variable.train(gradient)
+    return result
 
 
 def _is_summed(optimizer, args, kwargs) -> bool:

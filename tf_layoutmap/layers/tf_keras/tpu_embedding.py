@@ -13,10 +13,10 @@ from tf_layoutmap.layers.shared.tpu_embedding_base import (
     TPUEmbeddingCore,
     read_feature_config,
 )
-from tf_layoutmap.layers.tf_keras import patches as tf_keras_patches
+from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
 
-class StepVariable(_tf_private.ResourceVariable):
+class StepVariable(SelfTrained, _tf_private.ResourceVariable):
     """Tells a layer when the model's optimizer takes a step.
 
     Its gradient is a sum of marks, which a loss scale is taken out of.
@@ -52,8 +52,6 @@ class StepVariable(_tf_private.ResourceVariable):
                 f"{type(optimizer).__name__} (weight {self.name!r}).")
         self.steps.apply(gradient / num_replicas)
 
-
-tf_keras_patches.serve_self_trained(StepVariable)
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")

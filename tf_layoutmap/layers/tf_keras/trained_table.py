@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from tf_layoutmap.layers.shared import missing_gradients
 from tf_layoutmap.layers.shared.host_table import HostTable
-from tf_layoutmap.layers.tf_keras import patches as tf_keras_patches
+from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.sharded import ShardedVariable
 
 
-class TrainedTable(ShardedVariable):
+class TrainedTable(SelfTrained, ShardedVariable):
     """A whole table, trained by a `RowOptimizer`.
 
     tf_keras sees a weight of the table's shape, of which a tape gives one
@@ -40,5 +40,3 @@ class TrainedTable(ShardedVariable):
         del optimizer
         self.train(gradient)
 
-
-tf_keras_patches.serve_self_trained(TrainedTable)

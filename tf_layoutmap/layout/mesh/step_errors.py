@@ -10,7 +10,6 @@ follows below is for programs that used DTensor before us.
 """
 
 import contextlib
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -19,14 +18,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-
 dtensor = tf.experimental.dtensor
 
 _lock = threading.Lock()
 _probes: dict[str, Any] = {}
 _complete: set[str] = set()
-_installed = False
 
 
 @contextlib.contextmanager
@@ -101,37 +97,19 @@ def complete_groups(mesh: Any) -> None:
             dtensor.unpack(total)[0].numpy()
 
 
-def install() -> None:
-    """Replaces what makes DTensor's device, and `dtensor.copy_to_mesh`."""
-    global _installed
-    with _lock:
-        if not _installed:
-            api = _tf_private.dtensor_api
-            api.reset_dtensor_device = _without_queues(
-                api.reset_dtensor_device)
-            dtensor.copy_to_mesh = _copy_to_mesh(dtensor.copy_to_mesh)
-            _installed = True
+def reset_device(original: Callable[..., None], is_async: bool) -> None:
+    """Makes DTensor's device, without the queues that keep errors."""
+    del is_async
+    original(is_async=False)
 
 
-def _without_queues(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def reset_dtensor_device(is_async: bool) -> None:
-        del is_async
-        original(is_async=False)
-
-    return reset_dtensor_device
-
-
-def _copy_to_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def copy_to_mesh(tensor: Any, layout: Any, *args: Any,
-                     **kwargs: Any) -> Any:
-        if tf.executing_eagerly():
-            # Of a step whose results nobody has read: raised here, as the
-            # copy would, but the next one is made.
-            error = queued_error(layout.mesh)
-            if error is not None:
-                raise error
-        return original(tensor, layout, *args, **kwargs)
-
-    return copy_to_mesh
+def copy_to_mesh(original: Callable[..., Any], tensor: Any, layout: Any,
+                 *args: Any, **kwargs: Any) -> Any:
+    """`dtensor.copy_to_mesh`, which an earlier error does not stop."""
+    if tf.executing_eagerly():
+        # Of a step whose results nobody has read: raised here, as the copy
+        # would, but the next one is made.
+        error = queued_error(layout.mesh)
+        if error is not None:
+            raise error
+    return original(tensor, layout, *args, **kwargs)

@@ -8,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout.mesh import pinning, step_errors
-from tf_layoutmap.layout.tf_ops import loops, positions
-from tf_layoutmap.layout.tf_ops import ops as tf_ops
 
 dtensor = tf.experimental.dtensor
 
@@ -34,6 +33,7 @@ def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
       mesh: `dtensor.Mesh`.
       batch_dim: Mesh axis that cuts batches; None if none does.
     """
+    patches.ensure("mesh")
     error = None
     before = _now()
     step_errors.complete_groups(mesh)
@@ -61,13 +61,17 @@ def mesh_of_trace() -> Any:
     return _now()[0]
 
 
-def _mesh_of_any_trace() -> Any:
-    """Returns the mesh also inside TensorFlow's own `default_mesh`."""
+def mesh_of_operation() -> Any:
+    """Returns the mesh that an operation is traced for now, or None.
+
+    That is so inside of TensorFlow's own `default_mesh`, too. What `tf.data`
+    traces runs on the host.
+    """
     mesh = mesh_of_trace()
     # TensorFlow forgets to reset the mesh after an error, but not the device.
     if mesh is None and pinning.DEVICE in _tf_private.current_device():
         mesh = dtensor.get_default_mesh()
-    return mesh
+    return None if mesh is not None and _of_a_dataset() else mesh
 
 
 def batch_dim_of_trace() -> str | None:
@@ -79,8 +83,12 @@ def _now() -> tuple[Any, str | None]:
     return getattr(_scopes, "now", (None, None))
 
 
-# All that has to do with a mesh comes by this module first.
-tf_ops.install(_mesh_of_any_trace)
-loops.install(_mesh_of_any_trace)
-positions.install(_mesh_of_any_trace)
-step_errors.install()
+def _of_a_dataset() -> bool:
+    """Whether a function of `tf.data` is traced: it runs on the host."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
+        if getattr(graph, "name", "").startswith("Dataset_"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout.mesh import shard_shapes, step_errors
 from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.mesh.pinning import on_mesh
@@ -37,6 +38,7 @@ def to_mesh(value: Any, layout: Any) -> Any:
     Raises:
       ValueError: `layout` does not fit the shape.
     """
+    patches.ensure("mesh")
     if on_mesh(value):
         if dtensor.fetch_layout(value) == layout:
             return value
@@ -77,6 +79,7 @@ def to_host(tensor: Any) -> np.ndarray:
 
     With several clients this is a collective: all must call it.
     """
+    patches.ensure("mesh")
     if isinstance(tensor, tf.Variable):
         tensor = tensor.read_value()
     layout = dtensor.fetch_layout(tensor)

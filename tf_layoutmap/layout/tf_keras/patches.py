@@ -1,36 +1,28 @@
-"""The places where tf_keras asks us: patched once, inert without a scope.
+"""The scope for models of tf_keras, and weights that learn of it.
 
 tf_keras has DTensor code of its own, which wants a mesh for each optimizer and
 metric, and batches that are on the mesh. Here one scope does all of it.
 """
 
 import contextlib
-import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
+from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.mesh import trace_context
-from tf_layoutmap.layout.processes import checks as process_checks
 from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
-from tf_layoutmap.layout.tf_keras import optimizers as tf_keras_optimizers
 from tf_layoutmap.layout.tf_keras import step as tf_keras_step
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
 from tf_layoutmap.layout.tf_keras.step import TfKerasMap, home_of
-from tf_layoutmap.layout.tf_ops import recurrent
-
-_lock = threading.Lock()
-_installed = False
 
 
 @contextlib.contextmanager
 def scope(home: Any) -> Iterator[None]:
     """Models of tf_keras made in this thread belong to `home`."""
-    install()
+    engine.ensure("tf_keras")
     experimental = tf_keras.backend.experimental
     # DTensor places the state of a generator; it cannot place legacy ops.
     had_generator = experimental.is_tf_random_generator_enabled()
@@ -45,65 +37,8 @@ def scope(home: Any) -> Iterator[None]:
             experimental.disable_tf_random_generator()
 
 
-def install() -> None:
-    """Patches tf_keras, the first time it is called."""
-    global _installed
-    with _lock:
-        if _installed:
-            return
-        layer, model = tf_keras.layers.Layer, tf_keras.Model
-        _wrap(layer, "add_weight", _add_weight)
-        _wrap(model, "__init__", _init_model)
-        _wrap(layer, "__call__", tf_keras_step.call_layer)
-        _wrap(model, "__call__", tf_keras_step.call_model)
-        _wrap(model, "build", tf_keras_step.build_model)
-        _wrap(model, "compile", tf_keras_step.compile_model)
-        _wrap(model, "make_train_function",
-              tf_keras_step.make_train_function)
-        _wrap(model, "make_test_function",
-              tf_keras_step.make_test_function)
-        _wrap(model, "make_predict_function",
-              tf_keras_step.make_predict_function)
-        _wrap(_tf_keras_private.DataHandler, "catch_stop_iteration",
-              process_checks.of_epoch)
-        _wrap(_tf_keras_private.LayerNormalization, "_fused_can_be_used",
-              _can_be_fused)
-        optimizer = _tf_keras_private.Optimizer
-        _wrap(optimizer, "add_variable_from_reference",
-              tf_keras_optimizers.add_slot)
-        _wrap(optimizer, "apply_gradients",
-              tf_keras_optimizers.apply_gradients)
-        _wrap(optimizer, "_deduplicate_sparse_grad",
-              tf_keras_optimizers.deduplicate)
-        _wrap(optimizer, "_internal_apply_gradients",
-              tf_keras_optimizers.update)
-        _wrap(_tf_keras_private.backend, "_assign_value_to_variable",
-              _assign_value)
-        _wrap(_tf_keras_private.backend, "rnn", recurrent.rnn)
-        for module, kind in _tf_keras_private.GPU_RECURRENT_LAYERS.items():
-            _wrap(module, f"{kind}_with_backend_selection",
-                  recurrent.without_gpu(getattr(module, f"standard_{kind}")))
-        # tf_keras calls them when a model has its layers, and when a
-        # subclassed model has been called for the first time.
-        for name in ("_map_functional_model_variable",
-                     "_map_subclass_model_variable"):
-            _wrap(_tf_keras_private.LAYOUT_MODULE, name, _map_model)
-        _installed = True
-
-
-def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Makes `owner.name(...)` call `ours(original, ...)`."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return ours(original, *args, **kwargs)
-
-    setattr(owner, name, tf.autograph.experimental.do_not_convert(wrapper))
-
-
-def _add_weight(original: Callable[..., Any], layer: Any, *args: Any,
-                **kwargs: Any) -> Any:
+def add_weight(original: Callable[..., Any], layer: Any, *args: Any,
+               **kwargs: Any) -> Any:
     """Makes a weight without a value while a layout map waits for its name."""
     if isinstance(layer, tf_keras.metrics.Metric) or kwargs.get("layout") or (
             not isinstance(_tf_keras_private.layout_map_in_use(), TfKerasMap)):
@@ -114,24 +49,24 @@ def _add_weight(original: Callable[..., Any], layer: Any, *args: Any,
     return weight
 
 
-def _init_model(original: Callable[..., Any], model: Any, *args: Any,
-                **kwargs: Any) -> None:
+def init_model(original: Callable[..., Any], model: Any, *args: Any,
+               **kwargs: Any) -> None:
     original(model, *args, **kwargs)
     home = home_of(model)
     if home is not None:
         home.registry.layers.add(model)
 
 
-def _can_be_fused(original: Callable[..., Any], layer: Any,
-                  *args: Any) -> bool:
+def can_be_fused(original: Callable[..., Any], layer: Any,
+                 *args: Any) -> bool:
     # The fused operation is one that DTensor lacks, with the same result.
     on_mesh = trace_context.traced_for_mesh() or isinstance(
         _tf_keras_private.layout_map_in_use(), TfKerasMap)
     return not on_mesh and original(layer, *args)
 
 
-def _map_model(original: Callable[..., Any], model: Any,
-               layout_map: Any) -> Any:
+def map_model(original: Callable[..., Any], model: Any,
+              layout_map: Any) -> Any:
     if not isinstance(layout_map, TfKerasMap):
         return original(model, layout_map)
     # An inner model's weights have their names when the outer one is built.
@@ -140,8 +75,42 @@ def _map_model(original: Callable[..., Any], model: Any,
     return model
 
 
-def _assign_value(original: Callable[..., Any], variable: Any,
-                  value: Any) -> Any:
+def assign_value(original: Callable[..., Any], variable: Any,
+                 value: Any) -> Any:
     if isinstance(variable, tf_keras_variable.HostReadableVariable):
         return variable.assign(value)
     return original(variable, value)
+
+
+def choose_implementation(original: Callable[..., Any],
+                          standard: Callable[..., Any], *args: Any,
+                          **kwargs: Any) -> Any:
+    """tf_keras' choice of an implementation; on a mesh the standard one.
+
+    It makes functions for CPUs and GPUs, among which a TensorFlow that places
+    operations chooses. DTensor does not, and its compiler ends the process.
+    """
+    chosen = standard if trace_context.traced_for_mesh() else original
+    return chosen(*args, **kwargs)
+
+
+def lstm_without_gpu(original: Callable[..., Any],
+                     ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what chooses an implementation of LSTM."""
+    return _without_gpu(original, ours,
+                        _tf_keras_private.LSTM_MODULE.standard_lstm)
+
+
+def gru_without_gpu(original: Callable[..., Any],
+                    ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what chooses an implementation of GRU."""
+    return _without_gpu(original, ours,
+                        _tf_keras_private.GRU_MODULE.standard_gru)
+
+
+def _without_gpu(original: Callable[..., Any], ours: Callable[..., Any],
+                 standard: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(standard, *args, **kwargs)
+
+    return engine.around(original, choose)

@@ -7,16 +7,13 @@ the other instead. TensorFlow's Python makes all loops in one place: recurrent
 layers, `tf.while_loop`, `map_fn`, `scan`, AutoGraph's and those of keras.ops.
 """
 
-import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout.mesh import error_messages
-from tf_layoutmap.layout.tf_ops import ops as tf_ops
+from tf_layoutmap.layout.mesh import error_messages, trace_context
 from tf_layoutmap.layout.tf_ops.known_values import evaluated
 from tf_layoutmap.layout.tf_ops.unrolled_array import (
     UnrolledArray,
@@ -27,56 +24,45 @@ from tf_layoutmap.layout.tf_ops.unrolled_array import (
 # A longer loop would be compiled for hours.
 MOST_STEPS = 2000
 
-_lock = threading.Lock()
-_installed = False
 
 
-def install(mesh_of_trace: Callable[[], Any]) -> None:
-    """Replaces TensorFlow's loops and arrays, the first time it is called.
-
-    Args:
-      mesh_of_trace: Returns the `dtensor.Mesh` that this thread traces for, or
-        None, where both stay as they are.
-    """
-    global _installed
-    with _lock:
-        if _installed:
-            return
-        loops, arrays = _tf_private.while_v2, _tf_private.tensor_array_ops
-        in_graphs = loops.while_loop
-        array_in_graphs = arrays._GraphTensorArrayV2
-
-        def mesh_now() -> Any:
-            mesh = None if tf.executing_eagerly() else mesh_of_trace()
-            return None if tf_ops._of_a_dataset() else mesh
-
-        @functools.wraps(in_graphs)
-        def while_loop(cond: Any, body: Any, loop_vars: Any,
-                       **options: Any) -> Any:
-            if mesh_now() is None:
-                return in_graphs(cond, body, loop_vars, **options)
-            return _while_loop(in_graphs, cond, body, loop_vars, **options)
-
-        class GraphTensorArray(array_in_graphs):
-            """TensorFlow's, or on a mesh one that is a list of tensors."""
-
-            def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-                mesh = mesh_now()
-                if mesh is None or kwargs.get("flow") is not None:
-                    # Of one that there is, inside of a loop, say.
-                    return super().__new__(cls)
-                return UnrolledArray(mesh, *args, **kwargs)
-
-        loops.while_loop = while_loop
-        arrays._GraphTensorArrayV2 = GraphTensorArray
-        _installed = True
 
 
-def _while_loop(original: Callable[..., Any], cond: Callable[..., Any],
-                body: Callable[..., Any], loop_vars: Any, *,
-                maximum_iterations: Any = None,
-                return_same_structure: bool = True, **options: Any) -> Any:
-    """`tf.while_loop`, its steps one behind the other if they are known."""
+def while_loop(original: Callable[..., Any], cond: Callable[..., Any],
+               body: Callable[..., Any], loop_vars: Any,
+               **options: Any) -> Any:
+    """`tf.while_loop`; on a mesh unrolled."""
+    if _mesh_now() is None:
+        return original(cond, body, loop_vars, **options)
+    return _unrolled(original, cond, body, loop_vars, **options)
+
+
+def array_for_graphs(original: type, ours: Any) -> type:
+    """Returns TensorFlow's class of arrays; on a mesh lists of tensors."""
+    del ours
+
+    class GraphTensorArray(original):
+        """TensorFlow's, or on a mesh one that is a list of tensors."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            mesh = _mesh_now()
+            if mesh is None or kwargs.get("flow") is not None:
+                # Of one that there is, inside of a loop, say.
+                return super().__new__(cls)
+            return UnrolledArray(mesh, *args, **kwargs)
+
+    return GraphTensorArray
+
+
+def _mesh_now() -> Any:
+    return None if tf.executing_eagerly() else (
+        trace_context.mesh_of_operation())
+
+
+def _unrolled(original: Callable[..., Any], cond: Callable[..., Any],
+              body: Callable[..., Any], loop_vars: Any, *,
+              maximum_iterations: Any = None,
+              return_same_structure: bool = True, **options: Any) -> Any:
     most = None if maximum_iterations is None else evaluated(maximum_iterations)
     values = tf.nest.map_structure(_as_tensor, loop_vars)
     has_arrays = any(isinstance(x, tf.TensorArray)

@@ -5,8 +5,6 @@ must be whole: DTensor lets each device do it to its own part. So it is made
 whole where all of TensorFlow's Python makes such an operation.
 """
 
-import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import pinning
-from tf_layoutmap.layout.tf_ops import einsum_axes, strided_slices
+from tf_layoutmap.layout.tf_ops import einsum_axes
 from tf_layoutmap.layout.tf_ops.known_values import is_shape, known
 
 dtensor = tf.experimental.dtensor
@@ -24,81 +22,14 @@ dtensor = tf.experimental.dtensor
 # gradients are made in it, too.
 DIVIDED_ALIKE = "divided_alike"
 
-_lock = threading.Lock()
-_installed = False
 
 
-def install(mesh_of_trace: Callable[[], Any]) -> None:
-    """Replaces the operations, the first time it is called.
-
-    Args:
-      mesh_of_trace: Returns the `dtensor.Mesh` that this thread traces for, or
-        None, where the operations stay as they are. Eagerly they do so unless
-        an argument is on a mesh.
-    """
-    global _installed
-    with _lock:
-        if _installed:
-            return
-        arrays, nn = _tf_private.gen_array_ops, _tf_private.gen_nn_ops
-        products = _tf_private.gen_linalg_ops
-        for module, name, ours, raw in (
-                (arrays, "concat_v2", concat, "ConcatV2"),
-                (arrays, "_slice", cut, "Slice"),
-                (arrays, "strided_slice", strided_slices.strided_slice,
-                 "StridedSlice"),
-                (arrays, "strided_slice_grad",
-                 strided_slices.strided_slice_gradient, "StridedSliceGrad"),
-                (arrays, "tensor_strided_slice_update",
-                 strided_slices.strided_slice_update,
-                 "TensorStridedSliceUpdate"),
-                (products, "einsum", einsum, "Einsum"),
-                (nn, "bias_add", bias_add, "BiasAdd"),
-                (nn, "sparse_softmax_cross_entropy_with_logits",
-                 sparse_cross_entropy,
-                 "SparseSoftmaxCrossEntropyWithLogits")):
-            replace(module, name, ours, raw, mesh_of_trace)
-        _installed = True
 
 
-def replace(module: Any, name: str, ours: Callable[..., Any], raw: str,
-            mesh_of_trace: Callable[[], Any]) -> tuple[Any, Any]:
-    """Replaces one operation where Python makes it; returns old and new."""
-    original = getattr(module, name)
-    fixed = functools.partial(ours, original)
-    wrapper = _wrapped(original, fixed, mesh_of_trace)
-    for holder in _tf_private.modules_with(original, name):
-        setattr(holder, name, wrapper)
-    # Has the same arguments, by keyword only.
-    setattr(tf.raw_ops, raw, _wrapped(
-        getattr(tf.raw_ops, raw), fixed, mesh_of_trace))
-    return original, wrapper
 
 
-def _wrapped(original: Callable[..., Any], mended: Callable[..., Any],
-             mesh_of_trace: Callable[[], Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly():
-            # Tensors on a mesh know theirs.
-            mesh = None
-            applies = any(map(_on_mesh, (*args, *kwargs.values())))
-        else:
-            mesh = mesh_of_trace()
-            applies = mesh is not None and not _of_a_dataset()
-        if not applies:
-            return original(*args, **kwargs)
-        return mended(mesh, *args, **kwargs)
-
-    return wrapper
 
 
-def _on_mesh(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_on_mesh, value))
-    if isinstance(value, tf.Tensor):
-        return pinning.on_mesh(value)
-    return isinstance(getattr(value, "layout", None), dtensor.Layout)
 
 
 def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
@@ -193,12 +124,3 @@ def bias_add(original: Callable[..., Any], mesh: Any, value: Any, bias: Any,
         bias, [-1, *[1] * (value.shape.rank - 2)]), name=name)
 
 
-def _of_a_dataset() -> bool:
-    """Whether a function of `tf.data` is traced: it runs on the host."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
-        if getattr(graph, "name", "").startswith("Dataset_"):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False

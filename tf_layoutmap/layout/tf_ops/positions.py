@@ -8,41 +8,13 @@ number where it is not. Gradients of `tf.math.top_k`, `tf.sort` and
 
 import functools
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import pinning
-from tf_layoutmap.layout.tf_ops import ops as tf_ops
-
-_lock = threading.Lock()
-_installed = False
-
-
-def install(mesh_of_trace: Callable[[], Any]) -> None:
-    """Replaces the operations, as `mesh_ops.install` does."""
-    global _installed
-    with _lock:
-        if _installed:
-            return
-        arrays = _tf_private.gen_array_ops
-        for name, ours, public, raw in (
-                ("scatter_nd", scatter_nd, "scatter_nd", "ScatterNd"),
-                ("reverse_v2", reverse, "reverse", "ReverseV2"),
-                ("where", where, None, "Where"),
-                ("gather_v2", gather, None, "GatherV2")):
-            original, wrapper = tf_ops.replace(
-                arrays, name, ours, raw, mesh_of_trace)
-            # TensorFlow gives two of them away as they are; tf_keras uses
-            # `tf.compat.v2`.
-            for api in (tf, tf.compat.v2, tf.compat.v1):
-                if public and getattr(api, public, None) is original:
-                    setattr(api, public, wrapper)
-        _installed = True
 
 
 def scatter_nd(original: Callable[..., Any], mesh: Any, indices: Any,

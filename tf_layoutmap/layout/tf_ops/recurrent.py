@@ -32,18 +32,3 @@ def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return original(*call.args, **call.kwargs)
 
 
-def without_gpu(standard: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what takes the place of tf_keras' choice of an implementation.
-
-    It makes functions for CPUs and GPUs, among which a TensorFlow that places
-    operations chooses. DTensor does not, and its compiler ends the process.
-
-    Args:
-      standard: The implementation that runs everywhere.
-    """
-    def choose(original: Callable[..., Any], *args: Any,
-               **kwargs: Any) -> Any:
-        chosen = standard if trace_context.traced_for_mesh() else original
-        return chosen(*args, **kwargs)
-
-    return choose

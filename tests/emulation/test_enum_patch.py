@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.tpu import optimization_parameters_pb2
 
-from tf_layoutmap.emulation import enum_mend
+from tf_layoutmap._patches import emulation_rows, engine
+from tf_layoutmap.emulation import enum_patch
 
 tpu = tf.tpu.experimental.embedding
 Parameters = optimization_parameters_pb2.OptimizationParameters
@@ -19,7 +20,7 @@ def write(optimizer):
 
 
 @pytest.mark.skipif(PROTOBUF < (7, 34), reason="this protobuf takes a bool")
-def test_without_the_mend_stock_optimizers_raise():
+def test_without_the_patch_stock_optimizers_raise():
     with pytest.raises(TypeError, match="low_dimensional_packing_status"):
         write(tpu.SGD(0.1))
 
@@ -27,11 +28,11 @@ def test_without_the_mend_stock_optimizers_raise():
 @pytest.mark.parametrize("optimizer", [
     tpu.SGD, tpu.Adagrad, tpu.AdagradMomentum, tpu.Adam, tpu.FTRL])
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_with_the_mend_each_stock_optimizer_writes_all_it_has(
+def test_with_the_patch_each_stock_optimizer_writes_all_it_has(
         optimizer, is_packed):
     one = optimizer(0.5, clipvalue=2.0, weight_decay_factor=0.25,
                     low_dimensional_packing_status=is_packed)
-    with enum_mend.installed():
+    with enum_patch.installed():
         written = write(one)
     assert written.low_dimensional_packing_status == int(is_packed)
     assert written.gradient_clipping_limits.lower.value == -2.0
@@ -40,24 +41,24 @@ def test_with_the_mend_each_stock_optimizer_writes_all_it_has(
     assert one.low_dimensional_packing_status is is_packed
 
 
-def test_the_mend_holds_until_its_last_user_leaves():
+def test_the_patch_holds_until_its_last_user_leaves():
     before = tpu.SGD._set_optimization_parameters
     base = tpu.SGD.__mro__[1]
     original = base._set_optimization_parameters
-    enum_mend.install()
-    with enum_mend.installed():
+    engine.install(emulation_rows.ENUM)
+    with enum_patch.installed():
         write(tpu.SGD(0.1))
     write(tpu.SGD(0.1))
-    enum_mend.uninstall()
+    engine.uninstall(emulation_rows.ENUM)
     assert base._set_optimization_parameters is original
     assert tpu.SGD._set_optimization_parameters is before
     with pytest.raises(RuntimeError, match="must follow an `install`"):
-        enum_mend.uninstall()
+        engine.uninstall(emulation_rows.ENUM)
 
 
-def test_an_error_inside_the_block_takes_the_mend_back():
+def test_an_error_inside_the_block_takes_the_patch_back():
     base = tpu.SGD.__mro__[1]
     original = base._set_optimization_parameters
-    with pytest.raises(KeyError), enum_mend.installed():
+    with pytest.raises(KeyError), enum_patch.installed():
         raise KeyError
     assert base._set_optimization_parameters is original

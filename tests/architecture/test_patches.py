@@ -1,0 +1,275 @@
+"""The table of replaced names: true, complete, and undone without a trace."""
+
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_layoutmap as tlm
+from tf_layoutmap import process_report
+from tf_layoutmap._patches import engine, rows, table
+
+dtensor = tf.experimental.dtensor
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def label(row):
+    return f"{row.group}-{row.owner.partition(':')[2]}.{row.name}"
+
+
+@pytest.fixture
+def restored():
+    """Takes all groups back for a test, and puts them in force again."""
+    before = dict(engine._counts)
+    for group, count in before.items():
+        for _ in range(count):
+            engine.uninstall(group)
+    yield
+    for group in table.GROUPS:
+        while engine.is_installed(group):
+            engine.uninstall(group)
+        for _ in range(before.get(group, 0)):
+            engine.install(group)
+
+
+@pytest.mark.parametrize("row", table.ROWS, ids=label)
+def test_the_owner_has_the_name_and_ours_is_there(row):
+    owner = engine.owner_of(row)
+    assert hasattr(owner, row.name)
+    assert callable(engine._resolve(f"tf_layoutmap.{row.ours}"))
+    if row.make is not None:
+        assert callable(engine._resolve(f"tf_layoutmap.{row.make}"))
+    if row.base is not None:
+        assert row.base in {other.key for other in table.ROWS}
+
+
+@pytest.mark.parametrize("row", table.ROWS, ids=label)
+def test_a_row_says_why_and_names_its_test(row):
+    assert row.why.endswith(".") and len(row.why.split()) >= 4
+    assert (ROOT / row.test).is_file()
+    version = {rows.TENSORFLOW: tf.__version__, rows.KERAS: keras.__version__,
+               rows.TF_KERAS: tf_keras.__version__}[row.seen_in]
+    assert version.startswith(row.seen_in.split()[1] + ".")
+
+
+def test_a_name_has_one_row_a_group_and_one_way_to_say_it():
+    assert len({(row.group, *row.key) for row in table.ROWS}) == len(
+        table.ROWS)
+    objects = {(id(engine.owner_of(row)), row.name) for row in table.ROWS}
+    assert len(objects) == len({row.key for row in table.ROWS})
+
+
+def values():
+    return {row.key: inspect.getattr_static(engine.owner_of(row), row.name)
+            for row in table.ROWS}
+
+
+def own(row):
+    return row.name in vars(engine.owner_of(row))
+
+
+def test_uninstall_restores_every_name(restored):
+    assert not tlm.patches()
+    before, owned = values(), {row.key: own(row) for row in table.ROWS}
+    for group in table.GROUPS:
+        engine.install(group)
+    changed = values()
+    assert all(changed[key] is not before[key] for key in before)
+    assert len(tlm.patches()) == len(table.ROWS)
+    # In another order than that of the table, too.
+    for group in sorted(table.GROUPS):
+        engine.uninstall(group)
+    after = values()
+    assert all(after[key] is before[key] for key in before)
+    assert owned == {row.key: own(row) for row in table.ROWS}
+    assert not tlm.patches()
+
+
+def test_groups_are_counted(restored):
+    original = keras.layers.Layer.__call__
+    engine.install("keras3")
+    engine.install("keras3")
+    engine.uninstall("keras3")
+    assert keras.layers.Layer.__call__ is not original
+    engine.uninstall("keras3")
+    assert keras.layers.Layer.__call__ is original
+    with pytest.raises(RuntimeError, match="group 'keras3', which is not"):
+        engine.uninstall("keras3")
+    with pytest.raises(KeyError):
+        engine.install("keras4")
+
+
+def test_somebody_elses_replacement_on_top_is_not_lost(restored):
+    engine.install("keras3")
+    ours = keras.layers.Layer.__call__
+
+    def theirs(*args, **kwargs):
+        return ours(*args, **kwargs)
+
+    keras.layers.Layer.__call__ = theirs
+    try:
+        with pytest.raises(RuntimeError, match="Layer.__call__` was replaced "
+                                               "by somebody else"):
+            engine.uninstall("keras3")
+        assert keras.layers.Layer.__call__ is theirs
+    finally:
+        keras.layers.Layer.__call__ = ours
+
+
+@pytest.mark.parametrize("group", table.GROUPS)
+def test_the_table_names_all_that_is_replaced(group, restored):
+    """Looks at all of TensorFlow and Keras for functions of ours."""
+    assert process_report.replaced_names() == []
+    engine.install(group)
+    found = process_report.replaced_names()
+    placed = {id(inspect.getattr_static(engine.owner_of(row), row.name))
+              for row in table.GROUPS[group]}
+    # Named once each, wherever else TensorFlow holds them.
+    assert 0 < len(found) <= len(placed)
+
+
+class CalledError(Exception):
+    pass
+
+
+# These are for all meshes or for all optimizers; there is no "without".
+ALWAYS = {"reset_dtensor_device", "_set_optimization_parameters"}
+PLAIN = [row for row in table.ROWS
+         if row.make is None and row.name not in ALWAYS]
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=label)
+def test_without_a_context_the_original_gets_the_same_arguments(row):
+    """Calls each replacement as for what has nothing to do with us."""
+    signature = inspect.signature(getattr(engine.owner_of(row), row.name))
+    needed = {name: argument_of(row, name)
+              for name, one in signature.parameters.items()
+              if one.default is one.empty and one.kind not in (
+                  one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    expected = signature.bind(*needed.values())
+    seen = []
+
+    def original(*args, **kwargs):
+        seen.append(signature.bind(*args, **kwargs))
+        raise CalledError
+
+    ours = engine._resolve(f"tf_layoutmap.{row.ours}")
+    with pytest.raises(CalledError):
+        result = engine.around(original, ours)(*expected.args)
+        # What is a context manager runs when it is entered.
+        result.__enter__()
+    for one in (expected, *seen):
+        one.apply_defaults()
+    assert len(seen) == 1
+    for name, value in expected.arguments.items():
+        given = seen[0].arguments[name]
+        assert is_same(value, given), name
+
+
+def is_same(value, given):
+    if isinstance(value, np.ndarray) or tf.is_tensor(value):
+        return np.array_equal(value, given)
+    return given is value or given == value
+
+
+LISTS = {"grads", "trainable_variables", "variables", "grads_and_vars",
+         "var_list", "vars", "operands"}
+
+
+def argument_of(row, name):
+    """An argument that no layout map, mesh or table has to do with."""
+    if name in LISTS:
+        return []
+    if name == "self":
+        kind = row.owner.rpartition(":")[2].rpartition(".")[2]
+        return MADE.get(kind, Plain)()
+    return NUMBERS.get((row.name, name), Named(name))
+
+
+class Named:
+    def __init__(self, name):
+        self.name = name
+        self.shape = ()
+
+
+class Plain:
+    """Stands for a layer or a variable without a context."""
+
+    variables = ()
+    gradient_accumulation_steps = None
+    clipnorm = None
+    _strategy = None
+
+
+def dataset():
+    mesh = dtensor.create_mesh([("batch", 1)], devices=["CPU:0"])
+    return dtensor.DTensorDataset(
+        tf.data.Dataset.range(4), mesh=mesh, global_batch_size=2,
+        layouts=dtensor.Layout(["batch"], mesh), batch_dim="batch")
+
+
+MADE = {
+    "TensorFlowTrainer": lambda: keras.Sequential([keras.layers.Dense(1)]),
+    "BaseTrainer": lambda: keras.Sequential([keras.layers.Dense(1)]),
+    "BaseOptimizer": keras.optimizers.SGD,
+    "LossScaleOptimizer": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD()),
+    "DTensorDataset": dataset,
+}
+NUMBERS = {
+    ("scatter", "indices"): np.zeros([2, 1], np.int32),
+    ("scatter", "values"): np.ones([2], np.float32),
+    ("scatter", "shape"): (3,),
+    ("copy_to_mesh", "layout"): dtensor.Layout.replicated(
+        dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1),
+}
+
+
+IMPORT_ALL = """
+import keras, tensorflow as tf
+before = (tf.raw_ops.ConcatV2, keras.layers.Layer.__call__,
+          keras.optimizers.Optimizer.build)
+import tf_layoutmap as tlm
+import tf_keras
+
+def touch(package):
+    for name in package.__all__:
+        value = getattr(package, name)
+        if hasattr(value, "__all__"):
+            touch(value)
+
+touch(tlm)
+after = (tf.raw_ops.ConcatV2, keras.layers.Layer.__call__,
+         keras.optimizers.Optimizer.build)
+assert before == after, (before, after)
+from tf_layoutmap import process_report
+assert not process_report.replaced_names(), process_report.replaced_names()
+assert tlm.patches() == ()
+layer = tlm.layers.ShardedEmbedding(10, 2, num_shards=2)
+tlm.layers.tf_keras.ShardedEmbedding(10, 2, num_shards=2)
+print(sorted({patch.group for patch in tlm.patches()}))
+"""
+
+
+def test_importing_every_public_name_replaces_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL], cwd=ROOT, capture_output=True,
+        text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # Nor does a layer before it is built.
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_patch_is_reported_in_words():
+    tlm.layout.to_mesh([1.0], dtensor.Layout.replicated(
+        dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1))
+    [patch] = [patch for patch in tlm.patches()
+               if patch.name.endswith("raw_ops.ConcatV2")]
+    assert patch.group == "mesh"
+    assert patch.replacement == "tf_layoutmap.layout.tf_ops.ops.concat"

@@ -1,0 +1,189 @@
+"""Puts groups of rows in force, and takes them back."""
+
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap._patches import table
+from tf_layoutmap._patches.rows import Patch
+
+_lock = threading.RLock()
+_counts: dict[str, int] = {}
+# What a class does not have itself is deleted from it again.
+_INHERITED = object()
+
+
+class _Place:
+    """A replaced name: what it was, and the rows that stand there now."""
+
+    def __init__(self, owner: Any, name: str):
+        self._owner = owner
+        self._name = name
+        self._was = inspect.getattr_static(owner, name) if (
+            name in vars(owner)) else _INHERITED
+        self.original = getattr(owner, name)
+        self._is = self.original
+        self.rows: list[Patch] = []
+
+    def put(self, rows: list[Patch]) -> None:
+        """Lets exactly `rows` stand here, the last one called first."""
+        everywhere = any(row.everywhere for row in (*rows, *self.rows))
+        before, value = self._is, self.original
+        self.rows = rows
+        for row in rows:
+            value = _replacement(row, value)
+        self._set(value)
+        # Also where a module was loaded meanwhile, with the replacement.
+        if everywhere:
+            for module in _tf_private.modules_with(before, self._name):
+                if module is not self._owner:
+                    setattr(module, self._name, value)
+        self._is = getattr(self._owner, self._name)
+
+    def _set(self, value: Any) -> None:
+        if value is not self.original:
+            setattr(self._owner, self._name, value)
+        elif self._was is _INHERITED:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._was)
+
+    def check_untouched(self) -> None:
+        """Raises if somebody else has replaced the name since."""
+        if getattr(self._owner, self._name) is not self._is:
+            raise RuntimeError(
+                f"`{display_name(self._owner, self._name)}` was replaced by "
+                "somebody else after tf_layoutmap had replaced it, so that it "
+                "cannot be set now. Undo that first.")
+
+
+_places: dict[tuple[str, str], _Place] = {}
+
+
+def install(group: str) -> None:
+    """Replaces the names of a group, until as many calls of `uninstall`.
+
+    Args:
+      group: One of `table.GROUPS`.
+
+    Raises:
+      KeyError: There is no such group.
+      RuntimeError: Somebody else has replaced what is replaced already.
+    """
+    rows = table.GROUPS[group]
+    with _lock:
+        if _counts.get(group, 0) == 0:
+            _check_untouched(rows)
+            for row in rows:
+                _add(row)
+        _counts[group] = _counts.get(group, 0) + 1
+
+
+def ensure(group: str) -> None:
+    """Installs a group unless it is; cheap enough to be called often."""
+    if not _counts.get(group):
+        with _lock:
+            if not _counts.get(group):
+                install(group)
+
+
+def uninstall(group: str) -> None:
+    """Takes one `install` back; the last one restores all names.
+
+    Raises:
+      KeyError: There is no such group.
+      RuntimeError: It is not installed, or somebody else has replaced one of
+        its names since.
+    """
+    rows = table.GROUPS[group]
+    with _lock:
+        if not _counts.get(group):
+            raise RuntimeError(
+                "`uninstall` must follow an `install` of its own. Received: "
+                f"group {group!r}, which is not installed.")
+        if _counts[group] == 1:
+            _check_untouched(rows)
+            for row in reversed(rows):
+                _remove(row)
+        _counts[group] -= 1
+
+
+def is_installed(group: str) -> bool:
+    """Whether the names of a group are replaced now."""
+    return bool(_counts.get(group))
+
+
+def installed_rows() -> list[Patch]:
+    """Returns the rows in force, in the order of the table."""
+    with _lock:
+        return [row for row in table.ROWS if _counts.get(row.group)]
+
+
+def _check_untouched(rows: tuple[Patch, ...]) -> None:
+    """Before the first name is set: all of a group are, or none."""
+    for row in rows:
+        if row.key in _places:
+            _places[row.key].check_untouched()
+
+
+def _add(row: Patch) -> None:
+    place = _places.get(row.key)
+    if place is None:
+        place = _places[row.key] = _Place(owner_of(row), row.name)
+    rows = {*place.rows, row}
+    place.put([one for one in table.ROWS if one in rows])
+
+
+def _remove(row: Patch) -> None:
+    place = _places[row.key]
+    place.put([one for one in place.rows if one != row])
+    if not place.rows:
+        del _places[row.key]
+
+
+def _replacement(row: Patch, original: Any) -> Any:
+    ours = _resolve(f"tf_layoutmap.{row.ours}")
+    if row.make is None:
+        return around(original, ours)
+    base = original if row.base is None else _places[row.base].original
+    return _resolve(f"tf_layoutmap.{row.make}")(
+        original, functools.partial(ours, base))
+
+
+def around(original: Callable[..., Any],
+           ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls `ours(original, ...)`."""
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return ours(original, *args, **kwargs)
+
+    return tf.autograph.experimental.do_not_convert(wrapper)
+
+
+def owner_of(row: Patch) -> Any:
+    """Returns the module or class that has the name of a row."""
+    module, _, attribute = row.owner.partition(":")
+    if module.startswith("_"):
+        module = f"tf_layoutmap.{module}"
+    return _resolve(f"{module}:{attribute}")
+
+
+def _resolve(home: str) -> Any:
+    module, _, attributes = home.partition(":")
+    value = importlib.import_module(module)
+    for attribute in filter(None, attributes.split(".")):
+        value = getattr(value, attribute)
+    return value
+
+
+def display_name(owner: Any, name: str) -> str:
+    """Returns the full name of an attribute, as TensorFlow's docs have it."""
+    if inspect.isclass(owner):
+        return f"{owner.__module__}.{owner.__qualname__}.{name}"
+    return f"{owner.__name__}.{name}"

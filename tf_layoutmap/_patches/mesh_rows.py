@@ -1,0 +1,103 @@
+"""TensorFlow's operations, loops and DTensor calls, replaced for a mesh."""
+
+from tf_layoutmap._patches.rows import TENSORFLOW, Patch
+
+GROUP = "mesh"
+_OPS = "layout.tf_ops."
+_TESTS = "tests/layout/tf_ops/"
+
+
+def _operation(module: str, name: str, raw: str, ours: str, why: str,
+               test: str, *public: str) -> list[Patch]:
+    """Rows of an operation: where Python makes it, `tf.raw_ops`, `tf`."""
+    made = (f"_tf_private:{module}", name)
+    common = dict(group=GROUP, ours=_OPS + ours, why=why, seen_in=TENSORFLOW,
+                  test=_TESTS + test, make="layout.tf_ops.correction:correct")
+    return [Patch(owner=made[0], name=name, everywhere=True, **common),
+            Patch(owner="tensorflow:raw_ops", name=raw, base=made, **common),
+            *(Patch(owner=api, name=short, base=made, **common)
+              for short in public
+              for api in ("tensorflow", "tensorflow:compat.v2",
+                          "tensorflow:compat.v1"))]
+
+
+_ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
+
+ROWS = [
+    *_operation(
+        _ARRAYS, "concat_v2", "ConcatV2", "ops:concat",
+        "The parts of one device stand side by side, in the wrong order.",
+        "test_ops.py"),
+    *_operation(
+        _ARRAYS, "_slice", "Slice", "ops:cut",
+        "Its gradient pads, and takes each device's part for all.",
+        "test_ops.py"),
+    *_operation(
+        _ARRAYS, "strided_slice", "StridedSlice",
+        "strided_slices:strided_slice",
+        "Each device slices its own part; a new axis ends the process.",
+        "test_strided_slices.py"),
+    *_operation(
+        _ARRAYS, "strided_slice_grad", "StridedSliceGrad",
+        "strided_slices:strided_slice_gradient",
+        "Each device's part of a gradient is taken for all of it.",
+        "test_strided_slices.py"),
+    *_operation(
+        _ARRAYS, "tensor_strided_slice_update", "TensorStridedSliceUpdate",
+        "strided_slices:strided_slice_update",
+        "Each device writes the whole update into its own part.",
+        "test_strided_slices.py"),
+    *_operation(
+        "gen_linalg_ops", "einsum", "Einsum", "ops:einsum",
+        "A sum over several divided dimensions adds up one of them only.",
+        "test_ops.py"),
+    *_operation(
+        _NN, "bias_add", "BiasAdd", "ops:bias_add",
+        "With channels first the last dimension is taken for the channels.",
+        "test_ops.py"),
+    *_operation(
+        _NN, "sparse_softmax_cross_entropy_with_logits",
+        "SparseSoftmaxCrossEntropyWithLogits", "ops:sparse_cross_entropy",
+        "A label outside of all parts counts as a loss like any other.",
+        "test_ops.py"),
+    *_operation(
+        _ARRAYS, "scatter_nd", "ScatterNd", "positions:scatter_nd",
+        "Positions in the whole tensor are taken for positions in a part.",
+        "test_positions.py", "scatter_nd"),
+    *_operation(
+        _ARRAYS, "reverse_v2", "ReverseV2", "positions:reverse",
+        "DTensor lacks the operation.", "test_positions.py", "reverse"),
+    *_operation(
+        _ARRAYS, "where", "Where", "positions:where",
+        "Each device counts through its own part of the condition.",
+        "test_positions.py"),
+    *_operation(
+        _ARRAYS, "gather_v2", "GatherV2", "positions:gather",
+        "With batch_dims, the gradient's shape is unknown to DTensor.",
+        "test_positions.py"),
+    Patch(GROUP, "_tf_private:while_v2", "while_loop",
+          _OPS + "loops:while_loop",
+          "DTensor cannot place the lists of tensors that a loop keeps.",
+          TENSORFLOW, _TESTS + "test_loops.py"),
+    Patch(GROUP, "_tf_private:tensor_array_ops", "_GraphTensorArrayV2",
+          _OPS + "loops:UnrolledArray",
+          "DTensor cannot place the list of tensors that an array is.",
+          TENSORFLOW, _TESTS + "test_loops.py",
+          make=_OPS + "loops:array_for_graphs"),
+    Patch(GROUP, "_tf_private:dtensor_api", "reset_dtensor_device",
+          "layout.mesh.step_errors:reset_device",
+          "Errors stay on the queues of devices and can end the process.",
+          TENSORFLOW, "tests/layout/mesh/test_step_errors.py"),
+    Patch(GROUP, "tensorflow:experimental.dtensor", "copy_to_mesh",
+          "layout.mesh.step_errors:copy_to_mesh",
+          "The error of an earlier step makes each later copy fail.",
+          TENSORFLOW, "tests/layout/mesh/test_step_errors.py"),
+    Patch(GROUP, "tensorflow:experimental.dtensor.DTensorDataset", "__iter__",
+          "layout.mesh.datasets:iterate",
+          "Each device takes batches of its own, so some are never seen.",
+          TENSORFLOW, "tests/layout/mesh/test_datasets.py"),
+    Patch(GROUP, "_tf_private:DTensorIterator", "__next__",
+          "layout.mesh.datasets:get_next",
+          "The end of the data leaves the mesh unusable.",
+          TENSORFLOW, "tests/layout/mesh/test_datasets.py"),
+]
