@@ -81,6 +81,7 @@ $(VENV)/.docs_packages: $(VENV)/.packages
 
 .PHONY: docs
 docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/.
+	rm -rf site
 	$(RUN) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet \
 	    docs site
 	@echo "Open site/index.html in a browser."

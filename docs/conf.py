@@ -50,5 +50,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 html_show_sourcelink = False
+# Of blocks that name no language.
+highlight_language = "none"
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
