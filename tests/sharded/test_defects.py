@@ -1,6 +1,7 @@
 """Where TensorFlow 2.21's own ShardedVariable is wrong, ours is not.
 
-One test for each row of the table of docs/sharded_variable.md that has code.
+One test for each row of the table of docs/guides/sharded_variable.md that has
+code.
 """
 
 import itertools

@@ -1,0 +1,48 @@
+"""Code like `tlm.ShardedVariable` leads to the entry of that name.
+
+In pages and in docstrings alike. A name that has no entry is a warning, so that
+no page goes on naming what was renamed.
+"""
+
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.transforms import SphinxTransform
+
+NAME = re.compile(r"tlm((?:\.\w+)+)(?:\(\))?")
+# What is a link already, or goes into the table of contents.
+LEFT_ALONE = (nodes.reference, addnodes.pending_xref, nodes.title)
+
+
+def has_ancestor(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
+    while node.parent is not None:
+        node = node.parent
+        if isinstance(node, kinds):
+            return True
+    return False
+
+
+class LinkNames(SphinxTransform):
+    """Wraps literals that are public names into cross references."""
+
+    default_priority = 500
+
+    def apply(self, **options: Any) -> None:
+        for literal in list(self.document.findall(nodes.literal)):
+            match = NAME.fullmatch(literal.astext())
+            if match is None or has_ancestor(literal, LEFT_ALONE):
+                continue
+            link = addnodes.pending_xref(
+                "", refdomain="py", reftype="obj", refwarn=True,
+                reftarget=f"tf_layoutmap{match[1]}",
+                refdoc=self.env.docname, refexplicit=True)
+            link.source, link.line = literal.source, literal.line
+            literal.replace_self(link)
+            link += literal
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_transform(LinkNames)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,128 @@
+"""`.. public:: tf_layoutmap.NAME`: the entry of a public name.
+
+The package is asked what the name is, so that an entry does not say in which
+file it is. Members that TensorFlow or Keras define are left out.
+
+`:same-as: tf_layoutmap.OTHER` is for a second name of one thing;
+`:no-members:` for a class whose members another entry has.
+"""
+
+import importlib
+import inspect
+from typing import Any
+
+import docstring_markdown
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.util import inspect as sphinx_inspect
+from sphinx.util.docutils import SphinxDirective
+
+PACKAGE = "tf_layoutmap"
+
+
+def find(name: str) -> Any:
+    """Returns what a dotted public name stands for."""
+    value = importlib.import_module(PACKAGE)
+    for part in name.split(".")[1:]:
+        value = getattr(value, part)
+    return value
+
+
+def own_members(cls: type) -> list[str]:
+    """Returns the documented public members that this package defines."""
+    found: dict[str, None] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith(PACKAGE):
+            continue
+        for name, member in vars(base).items():
+            documented = inspect.getdoc(getattr(member, "fget", member))
+            if not name.startswith("_") and documented:
+                found.setdefault(name)
+    return list(found)
+
+
+def member_kind(cls: type, name: str) -> str:
+    """Returns the autodoc directive for a member of a class."""
+    static = inspect.getattr_static(cls, name)
+    if isinstance(static, property):
+        return "autoproperty"
+    if inspect.isroutine(static):  # Class methods and static ones, too.
+        return "automethod"
+    return "autoattribute"
+
+
+def entry(name: str, with_members: bool) -> list[str]:
+    """Returns the directives that stand for a name."""
+    value = find(name)
+    if inspect.ismodule(value):
+        docstring = inspect.cleandoc(value.__doc__).split("\n")
+        return [f".. py:module:: {name}", "",
+                *docstring_markdown.to_rst(docstring)]
+    if inspect.isclass(value):
+        lines = [f".. autoclass:: {name}"]
+        for member in own_members(value) if with_members else []:
+            kind = member_kind(value, member)
+            lines += ["", f"   .. {kind}:: {name}.{member}"]
+        return lines
+    kind = "autofunction" if inspect.isroutine(value) else "autodata"
+    return [f".. {kind}:: {name}"]
+
+
+def second_name(name: str, other: str) -> list[str]:
+    """Returns the directives that lead from one name to the other."""
+    value = find(name)
+    if value is not find(other):
+        raise ValueError(f"`{name}` must be the same as `{other}`.")
+    kind = "class" if inspect.isclass(value) else "function"
+    return [".. py:currentmodule:: None", "", f".. py:{kind}:: {name}", "",
+            f"   The same as :py:obj:`{other}`."]
+
+
+def named_arguments(cls: type) -> inspect.Signature | None:
+    """Returns the arguments of the first constructor here that names them."""
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and base.__module__.startswith(PACKAGE):
+            signature = sphinx_inspect.signature(
+                base.__init__, bound_method=True)
+            if any(parameter.kind not in (parameter.VAR_POSITIONAL,
+                                          parameter.VAR_KEYWORD)
+                   for parameter in signature.parameters.values()):
+                return signature
+    return None
+
+
+def show_arguments(app: Any, what: str, name: str, value: Any, options: Any,
+                   arguments: str | None, returned: str | None) -> Any:
+    """Keras' `__new__`, and a constructor that passes on, hide them."""
+    if what == "class" and (arguments or "").startswith("(*args"):
+        signature = named_arguments(value)
+        if signature is not None:
+            return sphinx_inspect.stringify_signature(
+                signature, unqualified_typehints=True), None
+    return None
+
+
+class Public(SphinxDirective):
+    """One argument: the public name."""
+
+    required_arguments = 1
+    option_spec = {"same-as": directives.unchanged_required,
+                   "no-members": directives.flag}
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        other = self.options.get("same-as")
+        lines = second_name(name, other) if other else entry(
+            name, "no-members" not in self.options)
+        parent = nodes.section()
+        parent.document = self.state.document
+        self.state.nested_parse(
+            StringList(lines, name), self.content_offset, parent)
+        return parent.children
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("public", Public)
+    app.connect("autodoc-process-signature", show_arguments)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,56 @@
+"""How `make docs` builds the pages: Sphinx with MyST and the theme Furo.
+
+Nothing is fetched, neither when the pages are built nor when they are read.
+"""
+
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+# The API pages import the package; TensorFlow's notes at start-up say nothing.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tf_layoutmap  # noqa: E402
+
+project = "tf_layoutmap"
+version = release = tf_layoutmap.__version__
+author = "the tf_layoutmap authors"
+language = "en"
+
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon",
+    "api_links", "docstring_markdown", "no_network", "public_names",
+]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_ext", "_static"]
+
+# `make docs` makes each warning an error. What is checked by it: links to
+# pages and their headings, and each {py:obj} of a page.
+nitpicky = True
+# Types in signatures are often TensorFlow's or private: they are no links.
+nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]
+myst_heading_anchors = 3
+
+# The order in which a file has them, which goes from what is used most.
+autodoc_member_order = "bysource"
+# Arguments of a class are in the docstring of its constructor.
+autoclass_content = "both"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 76
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Yields", "returns_style")]
+
+html_theme = "furo"
+html_title = f"tf_layoutmap {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_copyright = False
+html_show_sourcelink = False
+# Of blocks that name no language.
+highlight_language = "none"
+pygments_style = "friendly"
+pygments_dark_style = "monokai"

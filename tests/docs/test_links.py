@@ -1,0 +1,48 @@
+"""What README.md and the pages refer to is there."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TEST_FILE = re.compile(r"`(?:tests/[\w/]*)?(test_\w+\.py)`")
+TEST_FILES = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The headings of a page as GitHub and Sphinx name them in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading))
+            .lower().replace(" ", "-")
+            for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    for link in LINK.findall(page.read_text()):
+        if link.startswith("https://"):
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        assert not heading or heading in anchors(target), link
+
+
+def test_links_are_found():
+    """Or the test above would hold for any page."""
+    assert sum(len(LINK.findall(page.read_text())) for page in PAGES) > 50
+    assert "the-main-job-make-demo" in anchors(
+        ROOT / "docs" / "getting_started.md")
+
+
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_test_files_that_a_page_names_are_there(page):
+    named = set(TEST_FILE.findall(page.read_text()))
+    assert named <= TEST_FILES, named - TEST_FILES
+    if page.name == "dtensor_problems.md":
+        assert len(named) > 10
