@@ -22,6 +22,7 @@ language = "en"
 extensions = [
     "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon",
     "api_links", "docstring_markdown", "no_network", "public_names",
+    "replaced_names",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext", "_static"]

@@ -1,0 +1,34 @@
+"""`.. replaced-names:: GROUP`: a table of the names that a group replaces."""
+
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+from tf_layoutmap._patches import engine, table
+
+
+class ReplacedNames(SphinxDirective):
+    """One argument: the group."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        lines = [".. list-table::", "   :header-rows: 1", "",
+                 "   * - Name", "     - Why", "     - Seen in", "     - Test"]
+        for row in table.GROUPS[self.arguments[0]]:
+            name = engine.display_name(engine.owner_of(row), row.name)
+            test = row.test.removeprefix("tests/")
+            lines += [f"   * - ``{name}``", f"     - {row.why}",
+                      f"     - {row.seen_in}", f"     - ``{test}``"]
+        parent = nodes.section()
+        parent.document = self.state.document
+        self.state.nested_parse(StringList(lines, self.arguments[0]),
+                                self.content_offset, parent)
+        return parent.children
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("replaced-names", ReplacedNames)
+    return {"parallel_read_safe": True}
