@@ -3,6 +3,7 @@
 import os as _os
 
 from tf_layoutmap import _lazy
+from tf_layoutmap._version import __version__
 
 # DTensor's all-reduce combining pass lets a read overtake the write before it,
 # and its all-to-all mixes up what has four dimensions (docs/design.md, "The
@@ -12,8 +13,6 @@ _os.environ.setdefault(
     "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
 _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
-
-__version__ = "0.1.0"
 
 # Each public name and where it lives; imported at first use.
 _HOMES = {

@@ -23,6 +23,7 @@ FLOORS = {
     "_build_info": 0,
     "_private_names": 0,
     "_requirements": 0,
+    "_version": 0,
     "_patches.rows": 0,
     "_patches.table": 0,
     "_patches.mesh_rows": 0,
