@@ -8,7 +8,7 @@ import pytest
 
 from tf_layoutmap import _requirements, _version
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 PYPROJECT = tomllib.loads(
     (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]

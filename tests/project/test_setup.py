@@ -10,7 +10,7 @@ import pytest
 
 from tf_layoutmap import _requirements
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 # Notes what it is asked for, and fails: nothing is there to be copied.
 BAZEL = """#!/bin/sh
