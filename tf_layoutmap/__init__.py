@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import tf_layoutmap.layers as layers
     import tf_layoutmap.layout as layout
     import tf_layoutmap.partition.partitioners as partitioners
+    from tf_layoutmap._patches.report import patches
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.serving import serving_embedding_lookup
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -80,5 +81,6 @@ __all__ = [
     "layout",
     "layout_map_scope",
     "visualize_layout",
+    "patches",
     "describe_process",
 ]

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import os
 import pathlib
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -130,8 +131,14 @@ def lines() -> list[str]:
 
 
 def main() -> None:
-    for package in type_checking_blocks.write():
-        print(f"Written: {type_checking_blocks.source_of(package)}")
+    changed = type_checking_blocks.write()
+    for package in changed:
+        print(f"Written: {type_checking_blocks.source_of(package)}",
+              flush=True)
+    if changed:
+        # This process has imported them as they were.
+        os.execv(sys.executable,
+                 [sys.executable, "-m", "tests.public.symbols"])
     GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_text("\n".join(lines()) + "\n", encoding="utf-8")
     print(f"Written: {GOLDEN}")
