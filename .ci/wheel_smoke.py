@@ -4,6 +4,7 @@ Short on purpose: the tests have shown that the code is right. This shows that
 the wheel holds all of it, and that its libraries load on this machine.
 """
 
+import importlib.metadata
 import pathlib
 import sys
 
@@ -20,6 +21,9 @@ def check_installed() -> None:
     strays = {"tests", "examples", "benchmarks", "cc"}
     top_level = {path.name for path in package.parent.iterdir()}
     assert not strays & top_level, strays & top_level
+    # Type checkers read the annotations of a package only beside this file.
+    assert (package / "py.typed").exists()
+    assert importlib.metadata.version("tf_layoutmap") == tlm.__version__
 
 
 def check_one_op() -> None:

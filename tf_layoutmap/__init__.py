@@ -1,8 +1,10 @@
 """Sharded embeddings and layouts for big Keras models on TensorFlow."""
 
 import os as _os
+from typing import TYPE_CHECKING
 
 from tf_layoutmap import _lazy
+from tf_layoutmap._version import __version__
 
 # DTensor's all-reduce combining pass lets a read overtake the write before it,
 # and its all-to-all mixes up what has four dimensions (docs/design.md, "The
@@ -12,8 +14,6 @@ _os.environ.setdefault(
     "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
 _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
-
-__version__ = "0.1.0"
 
 # Each public name and where it lives; imported at first use.
 _HOMES = {
@@ -38,5 +38,49 @@ _HOMES = {
     "patches": "tf_layoutmap._patches.report:patches",
     "describe_process": "tf_layoutmap.process_report:describe_process",
 }
-__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
-__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    import tf_layoutmap.distribution as distribution
+    import tf_layoutmap.dtensor as dtensor
+    import tf_layoutmap.embedding.optimizers as optimizers
+    import tf_layoutmap.emulation as emulation
+    import tf_layoutmap.layers as layers
+    import tf_layoutmap.layout as layout
+    import tf_layoutmap.partition.partitioners as partitioners
+    from tf_layoutmap._patches.report import patches
+    from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
+    from tf_layoutmap.embedding.serving import serving_embedding_lookup
+    from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+    from tf_layoutmap.layout.layout_map import LayoutMap
+    from tf_layoutmap.layout.layout_map_scope import layout_map_scope
+    from tf_layoutmap.layout.visualize import visualize_layout
+    from tf_layoutmap.process_report import describe_process
+    from tf_layoutmap.sharded import (
+        ShardedVariable,
+        ShardedVariableMixin,
+        ShardedVariableSpec,
+    )
+else:
+    __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+
+__all__ = [
+    "__version__",
+    "ShardedVariable",
+    "ShardedVariableMixin",
+    "ShardedVariableSpec",
+    "TPUEmbedding",
+    "serving_embedding_lookup",
+    "inspect_ids",
+    "emulation",
+    "dtensor",
+    "layers",
+    "optimizers",
+    "partitioners",
+    "LayoutMap",
+    "distribution",
+    "layout",
+    "layout_map_scope",
+    "visualize_layout",
+    "patches",
+    "describe_process",
+]

@@ -2,7 +2,8 @@
 
 So the pure modules work, and report their errors, without TensorFlow, and
 `import tf_layoutmap` costs nothing. What needs a package that is not installed
-says so, and how to install it.
+says so, and how to install it. Type checkers run nothing: they read the block
+beside each call, which `python -m tests.public.symbols` writes.
 """
 
 import importlib
@@ -16,6 +17,9 @@ from tf_layoutmap import _requirements
 def exports(package: str, homes: dict[str, str]) -> tuple[
         Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` for a package.
+
+    `dir()` names what `__all__` names, and nothing of what the package itself
+    imports.
 
     Args:
       package: Its `__name__`.
@@ -41,6 +45,6 @@ def exports(package: str, homes: dict[str, str]) -> tuple[
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted(sys.modules[package].__all__)
 
     return get, names

@@ -3,7 +3,8 @@
 Pure, so that the sentences come where TensorFlow or Keras is missing.
 """
 
-# setup.py has the same numbers: it cannot import the package.
+# setup.py and the Makefile read the first of them here. pyproject.toml cannot
+# read, so it has the numbers too.
 TENSORFLOW = "2.21"
 KERAS = "3.15"
 TF_KERAS = "2.21"

@@ -1,5 +1,7 @@
 """The layouts of `keras.distribution`, on TensorFlow's DTensor."""
 
+from typing import TYPE_CHECKING
+
 from tf_layoutmap import _lazy
 
 _HOMES = {
@@ -19,5 +21,31 @@ _HOMES = {
     "set_process_checks":
         "tf_layoutmap.layout.processes.checks:set_process_checks",
 }
-__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
-__all__ = list(_HOMES)
+
+if TYPE_CHECKING:
+    from tf_layoutmap.distribution.current import set_distribution
+    from tf_layoutmap.distribution.layout_map import LayoutMap
+    from tf_layoutmap.distribution.parallel import DataParallel, ModelParallel
+    from tf_layoutmap.distribution.processes import get_device_count, initialize
+    from tf_layoutmap.distribution.relayout import distribute_tensor
+    from tf_layoutmap.distribution.state import distribution
+    from tf_layoutmap.layout.mesh.device_mesh import DeviceMesh, list_devices
+    from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
+    from tf_layoutmap.layout.processes.checks import set_process_checks
+else:
+    __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+
+__all__ = [
+    "DataParallel",
+    "DeviceMesh",
+    "LayoutMap",
+    "ModelParallel",
+    "TensorLayout",
+    "distribute_tensor",
+    "distribution",
+    "get_device_count",
+    "initialize",
+    "list_devices",
+    "set_distribution",
+    "set_process_checks",
+]

@@ -1,10 +1,29 @@
 """Ops of ours, and yours, on tensors that tf.dtensor has divided."""
 
+from typing import TYPE_CHECKING
+
 from tf_layoutmap import _lazy
 
 _HOMES = {
     name: f"tf_layoutmap.dtensor.policies:{name}"
     for name in ("POLICIES", "available", "enable_missing_ops", "register_op",
                  "unavailable_reason")}
-__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
-__all__ = list(_HOMES)
+
+if TYPE_CHECKING:
+    from tf_layoutmap.dtensor.policies import (
+        POLICIES,
+        available,
+        enable_missing_ops,
+        register_op,
+        unavailable_reason,
+    )
+else:
+    __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+
+__all__ = [
+    "POLICIES",
+    "available",
+    "enable_missing_ops",
+    "register_op",
+    "unavailable_reason",
+]

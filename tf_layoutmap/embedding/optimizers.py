@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+__all__ = ["LAMB", "HostOptimizer", "RowwiseAdagrad"]
+
 LearningRate = float | Callable[[], Any]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class HostOptimizer:

@@ -1,5 +1,7 @@
 """TensorFlow's TPU embedding without a TPU: `tlm.emulation.enable()`."""
 
+from typing import TYPE_CHECKING
+
 from tf_layoutmap import _lazy
 
 _HOMES = {
@@ -13,5 +15,26 @@ _HOMES = {
     "EmulatedTPUStrategy":
         "tf_layoutmap.emulation.strategy:EmulatedTPUStrategy",
 }
-__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
-__all__ = list(_HOMES)
+
+if TYPE_CHECKING:
+    from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
+    from tf_layoutmap.emulation.switch import (
+        disable,
+        enable,
+        enabled,
+        initialize_tpu_system,
+        report,
+        reset,
+    )
+else:
+    __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+
+__all__ = [
+    "enable",
+    "disable",
+    "enabled",
+    "initialize_tpu_system",
+    "reset",
+    "report",
+    "EmulatedTPUStrategy",
+]

@@ -4,6 +4,8 @@ A Keras 3 model takes them from here, a tf_keras model from `layers.tf_keras`,
 which needs tf_keras and is imported when it is first used.
 """
 
+from typing import TYPE_CHECKING
+
 from tf_layoutmap import _lazy
 
 _HOMES = {
@@ -13,5 +15,18 @@ _HOMES = {
     "TPUEmbedding": "tf_layoutmap.layers.keras3.tpu_embedding:TPUEmbedding",
     "tf_keras": "tf_layoutmap.layers.tf_keras",
 }
-__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
-__all__ = list(_HOMES)
+
+if TYPE_CHECKING:
+    import tf_layoutmap.layers.tf_keras as tf_keras
+    from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
+    from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
+    from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
+else:
+    __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+
+__all__ = [
+    "RowOptimizer",
+    "ShardedEmbedding",
+    "TPUEmbedding",
+    "tf_keras",
+]

@@ -1,5 +1,7 @@
 """Keras models whose weights lie on a mesh as their names ask for."""
 
+from typing import TYPE_CHECKING
+
 from tf_layoutmap import _lazy
 
 _HOMES = {
@@ -12,5 +14,25 @@ _HOMES = {
     "to_mesh": "tf_layoutmap.layout.mesh.transfer:to_mesh",
     "visualize_layout": "tf_layoutmap.layout.visualize:visualize_layout",
 }
-__getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
-__all__ = list(_HOMES)
+
+if TYPE_CHECKING:
+    from tf_layoutmap.layout.dtensor_switches import self_check
+    from tf_layoutmap.layout.layout_map import LayoutMap
+    from tf_layoutmap.layout.mesh.device_mesh import DeviceMesh
+    from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
+    from tf_layoutmap.layout.mesh.trace_context import default_mesh
+    from tf_layoutmap.layout.mesh.transfer import to_host, to_mesh
+    from tf_layoutmap.layout.visualize import visualize_layout
+else:
+    __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+
+__all__ = [
+    "DeviceMesh",
+    "LayoutMap",
+    "TensorLayout",
+    "default_mesh",
+    "self_check",
+    "to_host",
+    "to_mesh",
+    "visualize_layout",
+]

@@ -7,6 +7,13 @@ import numpy as np
 
 from tf_layoutmap import _checks
 
+__all__ = ["FixedShardsPartitioner", "MaxSizePartitioner",
+           "MinSizePartitioner", "Partitioner"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Partitioner:
     """Base of all partitioners: a callable `(shape, dtype, axis=0)`.

@@ -1,7 +1,8 @@
 """Prints where pip put what the C++ build needs, one KEY=value per line.
 
-Run as `python -I probe.py`: pip's build isolation hides the environment's
-packages behind PYTHONPATH, and `-I` looks past that. Packages are found, not
+Run as `python -I probe.py`, so that setup.py and Bazel get the same answer
+whatever PYTHONPATH is. The folders that TF_LAYOUTMAP_BUILD_PACKAGES names come
+first: setup.py sets it in an isolated build of pip. Packages are found, not
 imported, which saves the seconds that TensorFlow takes to start.
 
 Exit status 1 with one sentence on stderr when something is missing.
@@ -24,14 +25,14 @@ def package_dir(module: str, remedy: str) -> pathlib.Path:
     return pathlib.Path(spec.submodule_search_locations[0])
 
 
-def tensorflow_version() -> str:
+def tensorflow_version(folder: pathlib.Path) -> str:
+    """The version in `folder`; another folder may hold another TensorFlow."""
     # One package under several names; they own the same files.
-    for distribution in ("tensorflow-cpu", "tensorflow", "tensorflow-rocm",
-                         "tf-nightly", "tf-nightly-cpu"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for name in ("tensorflow-cpu", "tensorflow", "tensorflow-rocm",
+                 "tf-nightly", "tf-nightly-cpu"):
+        for found in importlib.metadata.distributions(
+                name=name, path=[str(folder)]):
+            return found.version
     sys.exit("Found the files of TensorFlow but no installed distribution of "
              "it. Reinstall it: pip install --force-reinstall tensorflow-cpu")
 
@@ -44,6 +45,8 @@ def existing(path: pathlib.Path, remedy: str) -> pathlib.Path:
 
 
 def main() -> None:
+    folders = os.environ.get("TF_LAYOUTMAP_BUILD_PACKAGES", "")
+    sys.path[:0] = filter(None, folders.split(os.pathsep))
     # Links to TensorFlow's files must not go stale when this interpreter is
     # reached through a link that later points elsewhere, hence realpath.
     tensorflow = package_dir(
@@ -51,7 +54,7 @@ def main() -> None:
     pybind11 = package_dir("pybind11", "pip install pybind11")
     python_include = pathlib.Path(sysconfig.get_paths()["include"])
     found = {
-        "TF_VERSION": tensorflow_version(),
+        "TF_VERSION": tensorflow_version(tensorflow.parent),
         "TF_INCLUDE": existing(
             tensorflow / "include", "reinstall TensorFlow"),
         "TF_LIB": existing(

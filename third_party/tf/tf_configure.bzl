@@ -2,7 +2,8 @@
 
 It holds TensorFlow's headers and libtensorflow_framework, pybind11's headers
 and Python's, linked from the environment of one interpreter: the one that
-PYTHON_BIN_PATH names, else this checkout's .venv, else python3 on PATH.
+PYTHON_BIN_PATH names, else this checkout's .venv, else python3 on PATH. Folders
+that TF_LAYOUTMAP_BUILD_PACKAGES names come first; probe.py says why.
 """
 
 def _interpreter(ctx):
@@ -36,7 +37,7 @@ def _pip_deps_impl(ctx):
 pip_deps = repository_rule(
     implementation = _pip_deps_impl,
     doc = "Links what pip installed into one repository.",
-    environ = ["PYTHON_BIN_PATH"],
+    environ = ["PYTHON_BIN_PATH", "TF_LAYOUTMAP_BUILD_PACKAGES"],
     local = True,
     attrs = {
         "build_template": attr.label(

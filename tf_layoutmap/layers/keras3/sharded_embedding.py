@@ -73,14 +73,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     _keras = keras
     _row_optimizer = RowOptimizer
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        # XLA has no kernels for our ops, and would drop the check of ids.
-        self.supports_jit = False
-        self._is_on_mesh = False
-
-    __init__.__doc__ = EmbeddingCore.__init__.__doc__
+    _is_on_mesh = False
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the table."""

@@ -71,6 +71,9 @@ class EmbeddingCore:
         vars(self)["_table"] = None
         # Ids must not become float16.
         super().__init__(**{"autocast": False, **kwargs})
+        # XLA has no kernels for our ops, and would drop the check of ids. Keras
+        # 3 asks for this; tf_keras compiles for XLA only where it is told to.
+        self.supports_jit = False
         where = f"layer {self.name!r}"
         self.input_dim = _checks.check_int(
             "input_dim", input_dim, lowest=1, where=where)

@@ -13,3 +13,7 @@ from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding
 
 __all__ = ["RowOptimizer", "ShardedEmbedding", "TPUEmbedding"]
+
+
+def __dir__() -> list[str]:
+    return __all__

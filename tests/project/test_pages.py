@@ -1,0 +1,75 @@
+"""What pages and settings say about the project is so."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from tf_layoutmap import _requirements, _version
+
+ROOT = pathlib.Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "tf_layoutmap").rglob("*.py"))
+
+# Each of them runs what it reads.
+UNPICKLERS = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal",
+              "pickle", "shelve"}
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def what_runs_data(source: str) -> list[str]:
+    """What of a Python source reads code out of data."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = {alias.name.split(".")[0] for alias in node.names}
+            found += sorted(names & UNPICKLERS)
+        elif isinstance(node, ast.ImportFrom):
+            found += sorted({(node.module or "").split(".")[0]} & UNPICKLERS)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found += sorted({node.func.id} & {"eval", "exec"})
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            found.append(node.arg)
+    return found
+
+
+def test_the_search_for_pickles_finds_them():
+    assert what_runs_data("import pickle as p\nfrom dill import loads") == [
+        "pickle", "dill"]
+    assert what_runs_data("np.load(f, allow_pickle=True)\neval(x)") == [
+        "eval", "allow_pickle"]
+
+
+def test_nothing_that_is_read_is_run_as_security_says():
+    assert "uses no pickle" in text_of("SECURITY.md")
+    assert SOURCES
+    assert not {path: found for path in SOURCES
+                if (found := what_runs_data(path.read_text()))}
+
+
+def test_the_table_of_versions_has_those_that_are_checked():
+    ours = _requirements.minor(_version.__version__)
+    row = next(line for line in text_of("docs/versions.md").splitlines()
+               if line.startswith(f"| {ours},"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1:5] == [_requirements.TENSORFLOW, _requirements.KERAS,
+                          _requirements.TF_KERAS, "3.11 to 3.13"]
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_the_table_of_versions_is_linked(name):
+    assert "(docs/versions.md)" in text_of(name)
+
+
+def test_pre_commit_calls_what_make_lint_calls():
+    lint = text_of("Makefile").partition("\nlint: ")[2].partition("\n\n")[0]
+    commands = lint.replace("$(VENV)", ".venv").replace(
+        "$(RUN)", ".venv/bin/python").splitlines()[1:]
+    hooks = re.findall(r"entry: (.*)", text_of(".pre-commit-config.yaml"))
+    assert len(hooks) == 3
+    for hook in hooks:
+        assert any(line.strip().startswith(hook + " ") for line in commands), (
+            f"`make lint` has no line `{hook} ...`")

@@ -1,0 +1,121 @@
+"""setup.py says what it does, and leaves no Bazel behind that it started."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tf_layoutmap import _requirements
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Notes what it is asked for, and fails: nothing is there to be copied.
+BAZEL = """#!/bin/sh
+echo "$*" >> "$CALLS"
+[ "$1" = build ] || exit 0
+echo "$TF_LAYOUTMAP_BUILD_PACKAGES" > "$CALLS.packages"
+exit 1
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """As much of the project as setup.py reads before it calls Bazel."""
+    folder = tmp_path / "checkout"
+    for name in ("setup.py", "pyproject.toml", "README.md",
+                 "tf_layoutmap/__init__.py", "tf_layoutmap/_requirements.py",
+                 "tf_layoutmap/_version.py", "third_party/tf/probe.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    bazel = tmp_path / "bazel"
+    bazel.write_text(BAZEL)
+    bazel.chmod(0o755)
+    return folder
+
+
+def run_setup(checkout, *arguments):
+    """Returns what was printed, and what Bazel was asked for."""
+    calls = checkout.parent / "calls"
+    calls.unlink(missing_ok=True)
+    environment = {**os.environ, "BAZEL": str(checkout.parent / "bazel"),
+                   "CALLS": str(calls), "PYTHON_BIN_PATH": sys.executable}
+    ended = subprocess.run(
+        [sys.executable, "setup.py", "-q", *arguments], cwd=checkout,
+        env=environment, capture_output=True, text=True, timeout=120,
+        check=False)
+    assert "`bazel build //cc:native` failed" in ended.stderr
+    return ended.stdout, calls.read_text().splitlines()
+
+
+def test_what_pip_starts_is_shut_down_again(checkout):
+    said, calls = run_setup(checkout, "build")
+    assert calls == ["build //cc:native", "shutdown"]
+    # Before minutes of silence: what, how long, how much memory.
+    for word in ("native parts with Bazel", "minutes", "GB of memory"):
+        assert word in said
+    assert len(said.splitlines()) == 1
+
+
+def test_who_builds_again_and_again_keeps_the_server(checkout):
+    _, calls = run_setup(checkout, "build_ext", "--inplace")
+    assert calls == ["build //cc:native"]
+
+
+def test_a_server_that_was_there_is_left_alone(checkout):
+    # As a server of Bazel's looks in the list of processes.
+    server = subprocess.Popen([
+        sys.executable, "-c", "import time; time.sleep(100)",
+        f"--workspace_directory={checkout}"])
+    try:
+        _, calls = run_setup(checkout, "build")
+    finally:
+        server.kill()
+        server.wait()
+    assert calls == ["build //cc:native"]
+
+
+@pytest.fixture
+def isolated(checkout, tmp_path):
+    """Runs setup.py as pip before 26 does: packages come by PYTHONPATH."""
+    def run(version, **environment):
+        folder = tmp_path / "overlay"
+        for name in ("tensorflow", "pybind11"):
+            (folder / name / "include").mkdir(parents=True)
+            (folder / name / "__init__.py").touch()
+        (folder / "tensorflow/libtensorflow_framework.so.2").touch()
+        metadata = folder / f"tensorflow_cpu-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Name: tensorflow-cpu\nVersion: {version}\n")
+        inherited = {name: value for name, value in os.environ.items()
+                     if name != "PYTHON_BIN_PATH"}
+        ended = subprocess.run(
+            [sys.executable, "setup.py", "-q", "build"], cwd=checkout,
+            env={**inherited, "BAZEL": str(tmp_path / "bazel"),
+                 "CALLS": str(tmp_path / "calls"), "PYTHONPATH": str(folder),
+                 **environment},
+            capture_output=True, text=True, timeout=120, check=False)
+        return folder, ended.stderr
+
+    return run
+
+
+def test_an_isolated_build_takes_the_packages_fetched_for_it(
+        isolated, tmp_path):
+    folder, said = isolated(f"{_requirements.TENSORFLOW}.99")
+    assert "`bazel build //cc:native` failed" in said
+    assert (tmp_path / "calls.packages").read_text() == f"{folder}\n"
+
+
+def test_another_tensorflow_in_an_isolated_build_is_refused(isolated):
+    _, said = isolated("2.20.7")
+    assert "Received: TensorFlow 2.20.7 in" in said
+
+
+def test_an_interpreter_that_is_named_brings_its_own_packages(
+        isolated, tmp_path):
+    _, said = isolated("2.20.7", PYTHON_BIN_PATH=sys.executable)
+    assert "`bazel build //cc:native` failed" in said
+    assert (tmp_path / "calls.packages").read_text() == "\n"
