@@ -1,4 +1,4 @@
-"""Foretells clicks: DLRM on files of the Criteo format, in plain Keras.
+"""Predicts click-through rates: DLRM on Criteo files, in plain Keras.
 
     python examples/dlrm.py
     python examples/dlrm.py --data=/path/to/train.txt --max_lines=2000000

@@ -11,7 +11,7 @@ import pytest
 import tf_layoutmap
 
 
-def test_the_pure_floor_works_without_importing_tensorflow():
+def test_the_pure_modules_work_without_importing_tensorflow():
     subprocess.run(
         [sys.executable, "-c",
          "import sys, tf_layoutmap, tf_layoutmap.partition\n"

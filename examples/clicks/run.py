@@ -72,7 +72,7 @@ def run(report: Report, settings: Settings, *, data: str | None,
 def compare(report: Report, model: keras.Model, clicks: Clicks,
             table_rows: list[int], settings: Settings,
             planted: np.ndarray | None) -> None:
-    """Shows the model beside what counting foretells, on held-out lines."""
+    """Compares the model with rates by counting, on held-out lines."""
     held_out = held_out_batches(clicks, table_rows, settings.batch_size)
     features, labels = _arrays(held_out)
     rates = ClickRates(*_arrays(tf.data.TextLineDataset(

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.architecture import test_floors
+from tests.architecture import test_levels
 
 ROOT = pathlib.Path(__file__).parents[2]
 # "About 14" files, the package's own `__init__.py` and BUILD not counted.
@@ -36,9 +36,9 @@ def test_a_folder_can_be_read_at_a_glance(folder):
 
 def imports():
     """Module -> modules of ours that it imports, also inside functions."""
-    return {module: {target for name in test_floors.read(module)[1]
-                     if (target := test_floors.own_module(name)) is not None}
-            - {module} for module in test_floors.modules()}
+    return {module: {target for name in test_levels.read(module)[1]
+                     if (target := test_levels.own_module(name)) is not None}
+            - {module} for module in test_levels.modules()}
 
 
 def circles(graph):
@@ -79,8 +79,8 @@ def test_the_plan_names_every_module_once():
     plan = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     tree = plan.partition("## Modules\n")[2].partition("\ncc/")[0]
     named = re.findall(r"[\w/]+\.py\b", tree)
-    modules = {str(path.relative_to(test_floors.PACKAGE)): path
-               for path in test_floors.PACKAGE.rglob("*.py")
+    modules = {str(path.relative_to(test_levels.PACKAGE)): path
+               for path in test_levels.PACKAGE.rglob("*.py")
                if path.name not in ("__init__.py", "_build_info.py")}
     assert sorted(named) == sorted(modules)
 
@@ -89,9 +89,9 @@ KERAS = {"keras", "tf_keras"}
 
 
 @pytest.mark.parametrize("module", [
-    m for m in test_floors.modules()
+    m for m in test_levels.modules()
     if m.startswith(("layout.mesh.", "layout.tf_ops."))])
 def test_tensors_on_a_mesh_know_no_keras(module):
-    _, imported = test_floors.read(module)
+    _, imported = test_levels.read(module)
     assert not {name.split(".")[0] for name in imported} & KERAS
     assert not [name for name in imported if "_keras_private" in name]

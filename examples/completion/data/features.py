@@ -48,7 +48,7 @@ class FeatureReader:
         self._item_names = corpus.item_names
         self._pieces = hashed_pieces(corpus.item_names, PIECE_BUCKETS)
         self._recent = recent_items(self._rows, corpus.document_splits, RECENT)
-        self._earlier = earlier_twins(corpus)
+        self._earlier = earlier_matches(corpus)
 
         train_documents = np.where(held_out, -1, np.arange(len(held_out)))
         place_rows, places = common_rows(
@@ -105,13 +105,13 @@ class FeatureReader:
         return Ragged.from_mask(self._marks[before], inside)
 
     def _echoes(self, positions: np.ndarray) -> Ragged:
-        twins = np.empty((len(positions), ECHOES), np.int64)
+        matches = np.empty((len(positions), ECHOES), np.int64)
         last = positions
         for column in range(ECHOES):
             last = np.where(last >= 0, self._earlier[last], -1)
-            twins[:, column] = last
-        rows = self._rows[twins]
-        return Ragged.from_mask(rows, (twins >= 0) & (rows != UNKNOWN))
+            matches[:, column] = last
+        rows = self._rows[matches]
+        return Ragged.from_mask(rows, (matches >= 0) & (rows != UNKNOWN))
 
 
 def window(ends: np.ndarray, starts: np.ndarray,
@@ -157,10 +157,10 @@ def recent_items(rows: np.ndarray, document_splits: np.ndarray,
     return recent
 
 
-def earlier_twins(corpus: Corpus) -> np.ndarray:
+def earlier_matches(corpus: Corpus) -> np.ndarray:
     """Returns the last earlier position that stood after the same thing.
 
-    Twins are positions of one document with the same item before them and
+    Matches are positions of one document with the same item before them and
     the same mark directly before them. What followed then often follows now.
 
     Returns:
@@ -175,9 +175,9 @@ def earlier_twins(corpus: Corpus) -> np.ndarray:
     order = np.lexsort((np.arange(num_positions), *keys.T))
     order = order[~first[order]]
     same = (keys[order[1:]] == keys[order[:-1]]).all(axis=1)
-    twins = np.full(num_positions, -1, np.int64)
-    twins[order[1:][same]] = order[:-1][same]
-    return twins
+    matches = np.full(num_positions, -1, np.int64)
+    matches[order[1:][same]] = order[:-1][same]
+    return matches
 
 
 def relabel(labels: Ragged, row_of: np.ndarray) -> Ragged:

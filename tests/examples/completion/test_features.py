@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from completion.data import features
 from completion.data.corpus import Corpus
-from completion.data.features import FeatureReader, earlier_twins, recent_items
+from completion.data.features import (
+    FeatureReader,
+    earlier_matches,
+    recent_items,
+)
 from completion.data.ragged import Ragged
 from completion.data.vocabulary import (
     UNKNOWN,
@@ -111,10 +115,10 @@ def test_recent_items_are_distinct_with_the_last_used_first():
 
 def test_a_twin_stood_after_the_same_item_and_mark_in_the_same_file():
     words = [["a", "x", "a", "y", "a", "z"], ["a", "x"]]
-    assert earlier_twins(make_corpus(words)).tolist() == [
+    assert earlier_matches(make_corpus(words)).tolist() == [
         -1, -1, -1, 1, -1, 3, -1, -1]
     marks = [1, 0, 0, 0, 1, 0, 0, 0]
-    assert earlier_twins(make_corpus(words, marks)).tolist() == [
+    assert earlier_matches(make_corpus(words, marks)).tolist() == [
         -1, -1, -1, -1, -1, 1, -1, -1]
 
 

@@ -1,6 +1,6 @@
-"""The plan of the house, held by reading the imports.
+"""The architecture, held by reading the imports.
 
-Imports point down or sideways inside a folder; three doors lead out to what is
+Imports point down or sideways inside a folder; a few modules lead out to what is
 private or native. Nothing is imported here, so a broken module still answers.
 """
 
@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "tf_layoutmap"
 CORE = ROOT / "cc" / "core"
 
-# What a module may import of ours: any lower floor, or its own folder. A name
+# What a module may import of ours: any lower level, or its own folder. A name
 # covers what is below it, and the longest one that fits decides.
-FLOORS = {
+LEVELS = {
     # No TensorFlow.
     "_checks": 0,
     "_lazy": 0,
@@ -82,8 +82,8 @@ FLOORS = {
     "": 14,  # tf_layoutmap/__init__.py
 }
 
-# Each door: what must pass through it, and the module that is the door.
-DOORS = [
+# What only one module may import, and which.
+ONLY_IN = [
     (r"tensorflow\.(python|dtensor)(\.|$)", "_tf_private"),
     (r"keras\.src(\.|$)", "_keras_private"),
     (r"tf_keras\.src(\.|$)", "_tf_keras_private"),
@@ -162,10 +162,10 @@ def own_module(imported: str) -> str | None:
     return name
 
 
-def room(module: str) -> str:
-    """The entry of FLOORS that covers `module`."""
+def level_entry(module: str) -> str:
+    """The entry of LEVELS that covers `module`."""
     name = module
-    while name and name not in FLOORS:
+    while name and name not in LEVELS:
         name = name.rpartition(".")[0]
     return name
 
@@ -176,9 +176,9 @@ def folder(module: str) -> str:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_every_module_has_a_floor(module):
-    assert module == "" or room(module), (
-        f"tf_layoutmap.{module} is in no room: give it a floor in FLOORS")
+def test_every_module_has_a_level(module):
+    assert module == "" or level_entry(module), (
+        f"tf_layoutmap.{module} has no level: give it one in LEVELS")
 
 
 @pytest.mark.parametrize("module", modules())
@@ -188,15 +188,15 @@ def test_imports_point_down_or_stay_in_the_folder(module):
         target = own_module(name)
         if target is None or target in (module, "_native"):
             continue
-        mine, theirs = FLOORS[room(module)], FLOORS[room(target)]
-        # From the pure floor, the folder's other files are up, not sideways.
+        mine, theirs = LEVELS[level_entry(module)], LEVELS[level_entry(target)]
+        # From the pure level, the folder's other files are up, not sideways.
         sideways = folder(module) == folder(target) != "" and mine > 0
         assert theirs < mine or theirs == mine == 0 or sideways, (
             f"tf_layoutmap.{module} imports {name}, which is not below it")
 
 
 @pytest.mark.parametrize(
-    "module", [m for m in modules() if FLOORS[room(m)] == 0])
+    "module", [m for m in modules() if LEVELS[level_entry(m)] == 0])
 def test_pure_modules_import_no_tensorflow(module):
     _, imported = read(module)
     heavy = {"tensorflow", "keras", "tf_keras"}
@@ -204,9 +204,9 @@ def test_pure_modules_import_no_tensorflow(module):
 
 
 @pytest.mark.parametrize("module", modules())
-@pytest.mark.parametrize(("private", "door"), DOORS)
-def test_private_names_pass_through_their_door(module, private, door):
-    if module == door:
+@pytest.mark.parametrize(("private", "only_in"), ONLY_IN)
+def test_private_names_are_imported_in_one_module(module, private, only_in):
+    if module == only_in:
         return
     tree, imported = read(module)
     # `tf.python.x` needs no import, and import_module none that ast can see.
@@ -217,7 +217,7 @@ def test_private_names_pass_through_their_door(module, private, door):
                 if isinstance(node, ast.Attribute) and
                 ast.unparse(node).startswith("tf.python")}
     through = sorted(n for n in imported | spelled if re.match(private, n))
-    assert not through, f"{through} belong into tf_layoutmap/{door}.py"
+    assert not through, f"{through} belong into tf_layoutmap/{only_in}.py"
 
 
 @pytest.mark.parametrize("module", modules())
