@@ -1,7 +1,7 @@
 """The architecture, held by reading the imports.
 
-Imports point down or sideways inside a folder; a few modules lead out to what is
-private or native. Nothing is imported here, so a broken module still answers.
+Imports point down or sideways inside a folder; a few modules lead out to what
+is private or native. Only sources are read, so a broken module still answers.
 """
 
 import ast
