@@ -4,6 +4,7 @@ import json
 
 import keras
 import pytest
+import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
@@ -121,7 +122,7 @@ def test_what_explain_says_is_what_the_scope_does(mesh):
     with tlm.layout_map_scope(layout_map):
         model = model_of()
     for report, variable in zip(told.variables, model.weights):
-        held = tlm.layout.layout_map.dtensor.unpack(
+        held = tf.experimental.dtensor.unpack(
             variable.value.read_value())
         assert {p.numpy().nbytes for p in held} == {report.bytes_per_device}
         assert report.name in (variable.path.replace("/", "."),

@@ -74,7 +74,7 @@ def test_an_asserted_length_is_enough():
 
 UNKNOWN_LENGTH = """
     import tensorflow as tf
-    from tests.layout import test_dtensor_datasets as this
+    from tests.layout.mesh import test_datasets as this
     data = tf.data.Dataset.from_tensor_slices(this.ROWS).filter(
         lambda row: True)
     try:

@@ -20,7 +20,7 @@ CONVOLUTIONS = (
     keras.layers.Conv3DTranspose, *_DEPTHWISE)
 _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 
-# Layers that DTensor runs right only on whole samples: see mesh_calls.
+# Layers that DTensor runs right only on whole samples: see layer_calls.
 BATCH_PARALLEL = (
     *CONVOLUTIONS, keras.layers.RNN, *_GATED_CELLS,
     keras.layers.SimpleRNNCell, keras.layers.TimeDistributed,

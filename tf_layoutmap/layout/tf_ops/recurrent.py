@@ -17,7 +17,7 @@ def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`backend.rnn`; for a mesh unrolled if it knows its number of steps.
 
     Where it does not, or where samples have lengths of their own, the loop
-    comes to `mesh_loops` as any other.
+    comes to `loops` as any other.
     """
     if not trace_context.traced_for_mesh():
         return original(*args, **kwargs)
