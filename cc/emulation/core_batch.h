@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "cc/core/combiner.h"
-#include "cc/core/ragged_ids.h"
-#include "cc/core/status.h"
-#include "cc/emulation/tpu_config.h"
+#include "cc/core/base/status.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/emulation/config/tpu_config.h"
 
 namespace layoutmap {
 

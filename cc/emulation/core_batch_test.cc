@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/emulation/config_test.h"
+#include "cc/emulation/config/config_test.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

@@ -4,8 +4,8 @@
 #include <exception>
 #include <utility>
 
-#include "cc/core/lookup.h"
-#include "cc/core/optimizer.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/tables/lookup.h"
 
 namespace layoutmap {
 namespace {

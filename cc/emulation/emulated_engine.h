@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/host_engine.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/emulation/config/tpu_config.h"
 #include "cc/emulation/core_batch.h"
-#include "cc/emulation/tpu_config.h"
-#include "cc/emulation/waiting_room.h"
+#include "cc/emulation/pending_calls.h"
 
 namespace layoutmap {
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "cc/emulation/config_test.h"
+#include "cc/emulation/config/config_test.h"
 #include "cc/emulation/workers_test.h"
 #include "gtest/gtest.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/core/host_engine.h"
+#include "cc/core/engine/host_engine.h"
 #include "cc/fuzz/input_reader.h"
 
 namespace layoutmap {

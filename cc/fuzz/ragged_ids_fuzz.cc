@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "cc/core/ragged_ids.h"
-#include "cc/core/unique_rows.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/rows/unique_rows.h"
 #include "cc/fuzz/input_reader.h"
 
 namespace layoutmap {

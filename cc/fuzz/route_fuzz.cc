@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "cc/core/route.h"
-#include "cc/core/row_partition.h"
+#include "cc/core/rows/route.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/fuzz/input_reader.h"
 
 namespace layoutmap {

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "cc/core/host_engine.h"
-#include "cc/core/optimizer.h"
-#include "cc/emulation/tpu_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/emulation/config/tpu_config.h"
 #include "cc/fuzz/input_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

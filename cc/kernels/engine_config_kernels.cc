@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/core/quantization.h"
+#include "cc/core/tables/quantization.h"
 #include "cc/kernels/engine_resource.h"
 
 namespace layoutmap {

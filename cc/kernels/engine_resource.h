@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "cc/core/host_engine.h"
-#include "cc/core/token_steps.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/token_steps.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 

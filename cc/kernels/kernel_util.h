@@ -3,11 +3,11 @@
 #ifndef TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
 #define TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
 
-#include "cc/core/lookup.h"
-#include "cc/core/parallel_for.h"
-#include "cc/core/row_partition.h"
-#include "cc/core/status.h"
-#include "cc/core/views.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/tables/lookup.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 

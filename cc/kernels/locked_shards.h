@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "cc/core/lookup.h"
-#include "cc/core/row_partition.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/lookup.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
 

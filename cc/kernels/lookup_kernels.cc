@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "cc/core/apply.h"
-#include "cc/core/lookup.h"
-#include "cc/core/ragged_ids.h"
-#include "cc/core/step.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/apply.h"
+#include "cc/core/tables/lookup.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 

@@ -1,10 +1,10 @@
 // Partition assignment, scatter decomposition, unique rows.
 
-#include "cc/core/combiner.h"
-#include "cc/core/ragged_ids.h"
-#include "cc/core/route.h"
-#include "cc/core/row_partition.h"
-#include "cc/core/unique_rows.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/rows/route.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/rows/unique_rows.h"
 #include "cc/kernels/kernel_util.h"
 
 namespace layoutmap {

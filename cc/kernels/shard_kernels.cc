@@ -3,9 +3,9 @@
 #include <utility>
 #include <vector>
 
-#include "cc/core/apply.h"
-#include "cc/core/check_ids.h"
-#include "cc/core/unique_rows.h"
+#include "cc/core/ids/check_ids.h"
+#include "cc/core/optimizers/apply.h"
+#include "cc/core/rows/unique_rows.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 

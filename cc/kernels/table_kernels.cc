@@ -4,9 +4,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "cc/core/check_ids.h"
-#include "cc/core/gather.h"
-#include "cc/core/scatter.h"
+#include "cc/core/ids/check_ids.h"
+#include "cc/core/tables/gather.h"
+#include "cc/core/tables/scatter.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/register_types.h"

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/route.h"
-#include "cc/core/row_partition.h"
+#include "cc/core/rows/route.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/rows/unique_rows.h"
 #include "cc/core/simd/row_kernels.h"
-#include "cc/core/unique_rows.h"
 #include "cc/dtensor/expander_registry.h"
 
 namespace py = pybind11;

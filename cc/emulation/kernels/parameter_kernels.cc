@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/optimizer.h"
+#include "cc/core/optimizers/optimizer.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/kernels/kernel_util.h"
 
