@@ -140,7 +140,7 @@ Status EmulatedEngine::Enqueue(int32_t core, int64_t ticket, bool training,
       return NotYet("for the batches that were enqueued before it");
     }
   }
-  // Only the holder of the first ticket enqueues, so room stays room.
+  // Only the holder of the first ticket enqueues, so there still is room when it does.
   if (!engine_->HasRoom(core)) return NotYet("for room in the queue");
   return engine_->EnqueueBatch(core, training, made, std::move(batch),
                                parallel_for);
@@ -320,7 +320,7 @@ Status EmulatedEngine::Retrieve(int32_t table, int32_t shard,
 
 void EmulatedEngine::Reset() {
   engine_->Reset();
-  room_.Changed();
+  pending_calls_.Changed();
 }
 
 std::string EmulatedEngine::Report() const {
@@ -331,7 +331,7 @@ std::string EmulatedEngine::Report() const {
               " batches wait for `dequeue`" +
               (d.awaiting[core] ? ", one for its gradients" : "") + "\n";
   }
-  for (const std::string& name : room_.Waiting()) {
+  for (const std::string& name : pending_calls_.Waiting()) {
     report += "  waiting: " + name + "\n";
   }
   if (!d.poisoned.empty()) report += "  stopped: " + d.poisoned + "\n";

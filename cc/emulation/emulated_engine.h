@@ -34,7 +34,7 @@ class EmulatedEngine {
                      int32_t num_hosts, std::shared_ptr<EmulatedEngine>* made);
 
   const TpuConfig& config() const { return config_; }
-  WaitingRoom& room() { return room_; }
+  PendingCalls& pending_calls() { return pending_calls_; }
 
   // Refuses an op that was traced for another configuration.
   Status CheckConfig(const std::string& serialized) const;
@@ -101,7 +101,7 @@ class EmulatedEngine {
   std::vector<Table> tables_;
 
   // The last member: its calls use all of the above.
-  WaitingRoom room_;
+  PendingCalls pending_calls_;
 };
 
 }  // namespace layoutmap

@@ -40,7 +40,7 @@ std::shared_ptr<const Batch> BatchOf(const TpuConfig& config, int core,
   return batch;
 }
 
-// Cores whose calls go through the waiting room, as those of the kernels do.
+// Cores whose calls are pending calls, as those of the kernels are.
 class Cores {
  public:
   Cores(int num_hosts, int num_cores, bool is_pipelined = false) {
@@ -134,12 +134,12 @@ class Cores {
     std::condition_variable ended;
     bool is_ended = false;
     Status outcome;
-    WaitingRoom::Call call;
+    PendingCalls::Call call;
     call.name = "call";
     call.attempt = std::move(attempt);
-    call.finish = [&](WaitingRoom::End end, const Status& status) {
+    call.finish = [&](PendingCalls::End end, const Status& status) {
       std::lock_guard<std::mutex> lock(mutex);
-      outcome = end == WaitingRoom::End::kAttempted
+      outcome = end == PendingCalls::End::kAttempted
                     ? status
                     : FailedPrecondition("ended: " + status.message());
       is_ended = true;
@@ -149,14 +149,14 @@ class Cores {
       workers_.Schedule(std::move(work));
     };
     call.patience = patience;
-    engine_->room().Start(engine_->room().Admit(std::move(call)));
+    engine_->pending_calls().Start(engine_->pending_calls().Admit(std::move(call)));
     std::unique_lock<std::mutex> lock(mutex);
     ended.wait(lock, [&] { return is_ended; });
     return outcome;
   }
 
  public:
-  WaitingRoom::Clock::duration patience = seconds(60);
+  PendingCalls::Clock::duration patience = seconds(60);
 
  private:
   std::shared_ptr<EmulatedEngine> engine_;

@@ -11,20 +11,20 @@
 
 namespace layoutmap {
 
-class WaitingRoom::Ticket {
+class PendingCalls::Ticket {
  public:
   Ticket(Call c, Clock::time_point d) : call(std::move(c)), deadline(d) {}
 
   Call call;
   const Clock::time_point deadline;
-  // Guarded by the room's mutex:
+  // Guarded by the mutex of `State`:
   bool is_parked = false;
   bool is_finished = false;
   bool is_cancelled = false;
   Status why;  // it is cancelled, or what it waits for
 };
 
-struct WaitingRoom::State : std::enable_shared_from_this<State> {
+struct PendingCalls::State : std::enable_shared_from_this<State> {
   using TicketPtr = std::shared_ptr<Ticket>;
 
   mutable std::mutex mutex;
@@ -34,7 +34,7 @@ struct WaitingRoom::State : std::enable_shared_from_this<State> {
   bool is_closed = false;
   Status why_closed;
   bool is_watched = false;
-  bool is_abandoned = false;  // the room is gone; the watch ends
+  bool is_abandoned = false;  // its PendingCalls is gone; the watch ends
 
   void Attempt(const TicketPtr& ticket);
   void Changed();
@@ -47,7 +47,7 @@ struct WaitingRoom::State : std::enable_shared_from_this<State> {
   void Watch();
 };
 
-void WaitingRoom::State::Attempt(const TicketPtr& ticket) {
+void PendingCalls::State::Attempt(const TicketPtr& ticket) {
   for (;;) {
     int64_t num_changes_before;
     {
@@ -94,7 +94,7 @@ void WaitingRoom::State::Attempt(const TicketPtr& ticket) {
   Changed();
 }
 
-void WaitingRoom::State::Changed() {
+void PendingCalls::State::Changed() {
   std::list<TicketPtr> released;
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -108,7 +108,7 @@ void WaitingRoom::State::Changed() {
   }
 }
 
-void WaitingRoom::State::Watch() {
+void PendingCalls::State::Watch() {
   const auto is_earlier = [](const TicketPtr& a, const TicketPtr& b) {
     return a->deadline < b->deadline;
   };
@@ -122,7 +122,7 @@ void WaitingRoom::State::Watch() {
     }
     // No reference to a call is kept over a wait, as it may end meanwhile: what
     // it holds would live on, and the last reference to it, which may be the
-    // last one to the room as well, would be dropped under the mutex.
+    // last one to this object as well, would be dropped under the mutex.
     const Clock::time_point deadline = (*next)->deadline;
     if (deadline > Clock::now()) {
       deadlines_changed.wait_until(lock, deadline);
@@ -138,26 +138,26 @@ void WaitingRoom::State::Watch() {
   }
 }
 
-WaitingRoom::WaitingRoom() : state_(std::make_shared<State>()) {}
+PendingCalls::PendingCalls() : state_(std::make_shared<State>()) {}
 
-WaitingRoom::~WaitingRoom() {
+PendingCalls::~PendingCalls() {
   std::lock_guard<std::mutex> lock(state_->mutex);
   state_->is_abandoned = true;
   state_->deadlines_changed.notify_one();
 }
 
-std::shared_ptr<WaitingRoom::Ticket> WaitingRoom::Admit(Call call) {
+std::shared_ptr<PendingCalls::Ticket> PendingCalls::Admit(Call call) {
   const Clock::time_point deadline = Clock::now() + call.patience;
   return std::make_shared<Ticket>(std::move(call), deadline);
 }
 
-void WaitingRoom::Start(const std::shared_ptr<Ticket>& ticket) {
-  // The call may end the last reference to this room.
+void PendingCalls::Start(const std::shared_ptr<Ticket>& ticket) {
+  // The call may end the last reference to this object.
   const std::shared_ptr<State> state = state_;
   state->Attempt(ticket);
 }
 
-void WaitingRoom::Cancel(const std::shared_ptr<Ticket>& ticket,
+void PendingCalls::Cancel(const std::shared_ptr<Ticket>& ticket,
                          const Status& why) {
   const std::shared_ptr<State> state = state_;
   {
@@ -172,12 +172,12 @@ void WaitingRoom::Cancel(const std::shared_ptr<Ticket>& ticket,
   state->Changed();
 }
 
-void WaitingRoom::Changed() {
+void PendingCalls::Changed() {
   const std::shared_ptr<State> state = state_;
   state->Changed();
 }
 
-void WaitingRoom::Close(const Status& why) {
+void PendingCalls::Close(const Status& why) {
   const std::shared_ptr<State> state = state_;
   {
     std::lock_guard<std::mutex> lock(state->mutex);
@@ -187,7 +187,7 @@ void WaitingRoom::Close(const Status& why) {
   state->Changed();
 }
 
-std::vector<std::string> WaitingRoom::Waiting() const {
+std::vector<std::string> PendingCalls::Waiting() const {
   std::lock_guard<std::mutex> lock(state_->mutex);
   std::vector<std::string> names;
   for (const std::shared_ptr<Ticket>& ticket : state_->parked) {

@@ -26,7 +26,7 @@
 
 namespace layoutmap {
 
-class WaitingRoom {
+class PendingCalls {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -45,10 +45,10 @@ class WaitingRoom {
 
   class Ticket;
 
-  WaitingRoom();
-  ~WaitingRoom();
-  WaitingRoom(const WaitingRoom&) = delete;
-  WaitingRoom& operator=(const WaitingRoom&) = delete;
+  PendingCalls();
+  ~PendingCalls();
+  PendingCalls(const PendingCalls&) = delete;
+  PendingCalls& operator=(const PendingCalls&) = delete;
 
   // A call that can be cancelled from now on; `Start` attempts it.
   std::shared_ptr<Ticket> Admit(Call call);

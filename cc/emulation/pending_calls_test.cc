@@ -21,7 +21,7 @@ using std::chrono::seconds;
 // How a call ended, for one thread to wait for.
 class Outcome {
  public:
-  void Set(WaitingRoom::End end, const Status& status) {
+  void Set(PendingCalls::End end, const Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
     ++num_ends_;
     end_ = end;
@@ -37,25 +37,25 @@ class Outcome {
     std::lock_guard<std::mutex> lock(mutex_);
     return num_ends_;
   }
-  WaitingRoom::End end() { return end_; }
+  PendingCalls::End end() { return end_; }
   const Status& status() { return status_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   int num_ends_ = 0;
-  WaitingRoom::End end_ = WaitingRoom::End::kAttempted;
+  PendingCalls::End end_ = PendingCalls::End::kAttempted;
   Status status_;
 };
 
-class WaitingRoomTest : public testing::Test {
+class PendingCallsTest : public testing::Test {
  protected:
-  WaitingRoom::Call CallOf(std::function<Status()> attempt, Outcome* outcome,
-                           WaitingRoom::Clock::duration patience) {
-    WaitingRoom::Call call;
+  PendingCalls::Call CallOf(std::function<Status()> attempt, Outcome* outcome,
+                           PendingCalls::Clock::duration patience) {
+    PendingCalls::Call call;
     call.name = "call";
     call.attempt = std::move(attempt);
-    call.finish = [outcome](WaitingRoom::End end, const Status& status) {
+    call.finish = [outcome](PendingCalls::End end, const Status& status) {
       outcome->Set(end, status);
     };
     call.schedule = [this](std::function<void()> work) {
@@ -65,21 +65,21 @@ class WaitingRoomTest : public testing::Test {
     return call;
   }
 
-  std::shared_ptr<WaitingRoom::Ticket> Run(
+  std::shared_ptr<PendingCalls::Ticket> Run(
       std::function<Status()> attempt, Outcome* outcome,
-      WaitingRoom::Clock::duration patience = seconds(30)) {
-    auto ticket = room.Admit(CallOf(std::move(attempt), outcome, patience));
-    room.Start(ticket);
+      PendingCalls::Clock::duration patience = seconds(30)) {
+    auto ticket = calls.Admit(CallOf(std::move(attempt), outcome, patience));
+    calls.Start(ticket);
     return ticket;
   }
 
-  WaitingRoom room;
-  Workers workers{4};  // before the room: its calls run there
+  PendingCalls calls;
+  Workers workers{4};  // before `calls`: they run there
 };
 
 Status Never() { return NotYet("for nothing"); }
 
-TEST_F(WaitingRoomTest, ACallThatCanBeCarriedOutEndsAtOnce) {
+TEST_F(PendingCallsTest, ACallThatCanBeCarriedOutEndsAtOnce) {
   Outcome fine, wrong;
   Run([] { return Status(); }, &fine);
   EXPECT_EQ(fine.num_ends(), 1);
@@ -87,24 +87,24 @@ TEST_F(WaitingRoomTest, ACallThatCanBeCarriedOutEndsAtOnce) {
   Run([] { return InvalidArgument("id 7"); }, &wrong);
   EXPECT_EQ(wrong.num_ends(), 1);
   EXPECT_EQ(wrong.status().message(), "id 7");
-  EXPECT_TRUE(room.Waiting().empty());
+  EXPECT_TRUE(calls.Waiting().empty());
 }
 
-TEST_F(WaitingRoomTest, ACallWaitsForAChange) {
+TEST_F(PendingCallsTest, ACallWaitsForAChange) {
   std::atomic<bool> is_there{false};
   Outcome outcome;
   Run([&] { return is_there ? Status() : Never(); }, &outcome);
-  EXPECT_EQ(room.Waiting(), (std::vector<std::string>{"call"}));
-  room.Changed();  // of something else
+  EXPECT_EQ(calls.Waiting(), (std::vector<std::string>{"call"}));
+  calls.Changed();  // of something else
   EXPECT_EQ(outcome.num_ends(), 0);
   is_there = true;
-  room.Changed();
+  calls.Changed();
   outcome.Await();
-  EXPECT_EQ(outcome.end(), WaitingRoom::End::kAttempted);
+  EXPECT_EQ(outcome.end(), PendingCalls::End::kAttempted);
   EXPECT_TRUE(outcome.status().ok());
 }
 
-TEST_F(WaitingRoomTest, AFinishedCallIsAChange) {
+TEST_F(PendingCallsTest, AFinishedCallIsAChange) {
   std::atomic<bool> is_there{false};
   Outcome waits, brings;
   Run([&] { return is_there ? Status() : Never(); }, &waits);
@@ -118,42 +118,42 @@ TEST_F(WaitingRoomTest, AFinishedCallIsAChange) {
   EXPECT_TRUE(waits.status().ok());
 }
 
-TEST_F(WaitingRoomTest, PatienceEnds) {
+TEST_F(PendingCallsTest, PatienceEnds) {
   Outcome shorter, longer;
   Run(Never, &longer, seconds(600));
   Run(Never, &shorter, milliseconds(5));
   shorter.Await();
-  EXPECT_EQ(shorter.end(), WaitingRoom::End::kExpired);
+  EXPECT_EQ(shorter.end(), PendingCalls::End::kExpired);
   EXPECT_EQ(shorter.status().message(), "for nothing");
   EXPECT_EQ(longer.num_ends(), 0);
-  room.Close(FailedPrecondition("closed"));
+  calls.Close(FailedPrecondition("closed"));
   longer.Await();
 }
 
-TEST_F(WaitingRoomTest, ACallCanBeCancelledBeforeAndWhileItWaits) {
+TEST_F(PendingCallsTest, ACallCanBeCancelledBeforeAndWhileItWaits) {
   Outcome before, after;
-  auto ticket = room.Admit(CallOf(Never, &before, seconds(30)));
-  room.Cancel(ticket, FailedPrecondition("stopped"));
+  auto ticket = calls.Admit(CallOf(Never, &before, seconds(30)));
+  calls.Cancel(ticket, FailedPrecondition("stopped"));
   EXPECT_EQ(before.num_ends(), 0);
-  room.Start(ticket);
-  EXPECT_EQ(before.end(), WaitingRoom::End::kCancelled);
+  calls.Start(ticket);
+  EXPECT_EQ(before.end(), PendingCalls::End::kCancelled);
   EXPECT_EQ(before.status().message(), "stopped");
   auto parked = Run(Never, &after);
-  room.Cancel(parked, FailedPrecondition("stopped"));
-  room.Cancel(parked, FailedPrecondition("twice"));
+  calls.Cancel(parked, FailedPrecondition("stopped"));
+  calls.Cancel(parked, FailedPrecondition("twice"));
   EXPECT_EQ(after.num_ends(), 1);
   EXPECT_EQ(after.status().message(), "stopped");
 }
 
-TEST_F(WaitingRoomTest, AClosedRoomTakesNobody) {
+TEST_F(PendingCallsTest, NoCallIsTakenAfterClose) {
   Outcome outcome;
-  room.Close(FailedPrecondition("closed"));
+  calls.Close(FailedPrecondition("closed"));
   Run([] { return Status(); }, &outcome);
-  EXPECT_EQ(outcome.end(), WaitingRoom::End::kCancelled);
+  EXPECT_EQ(outcome.end(), PendingCalls::End::kCancelled);
   EXPECT_EQ(outcome.status().message(), "closed");
 }
 
-TEST_F(WaitingRoomTest, EachOfManyCallsEndsOnce) {
+TEST_F(PendingCallsTest, EachOfManyCallsEndsOnce) {
   constexpr int kNumCalls = 400;
   std::vector<Outcome> outcomes(kNumCalls);
   std::atomic<int> tokens{0};
@@ -172,10 +172,10 @@ TEST_F(WaitingRoomTest, EachOfManyCallsEndsOnce) {
         auto ticket =
             Run(take, &outcomes[i], milliseconds(random() % 4 ? 30000 : 1));
         if (random() % 4 == 0) {
-          room.Cancel(ticket, FailedPrecondition("stopped"));
+          calls.Cancel(ticket, FailedPrecondition("stopped"));
         }
         ++tokens;
-        room.Changed();
+        calls.Changed();
       }
     });
   }
@@ -184,10 +184,10 @@ TEST_F(WaitingRoomTest, EachOfManyCallsEndsOnce) {
   for (Outcome& outcome : outcomes) {
     outcome.Await();
     EXPECT_EQ(outcome.num_ends(), 1);
-    num_taken += outcome.end() == WaitingRoom::End::kAttempted;
+    num_taken += outcome.end() == PendingCalls::End::kAttempted;
   }
   EXPECT_EQ(num_taken + tokens, kNumCalls);
-  EXPECT_TRUE(room.Waiting().empty());
+  EXPECT_TRUE(calls.Waiting().empty());
 }
 
 // Work that a test carries out itself, on its own thread.
@@ -206,12 +206,12 @@ class Later {
 
 // A call that waits until `is_there`, and holds `kept` for as long as it lives.
 template <typename Kept>
-WaitingRoom::Call Holding(Kept kept, const bool* is_there, Later* later,
-                          WaitingRoom::Clock::duration patience) {
-  WaitingRoom::Call call;
+PendingCalls::Call Holding(Kept kept, const bool* is_there, Later* later,
+                          PendingCalls::Clock::duration patience) {
+  PendingCalls::Call call;
   call.name = "call";
   call.attempt = [is_there] { return *is_there ? Status() : Never(); };
-  call.finish = [kept = std::move(kept)](WaitingRoom::End, const Status&) {};
+  call.finish = [kept = std::move(kept)](PendingCalls::End, const Status&) {};
   call.schedule = [later](std::function<void()> work) {
     later->Schedule(std::move(work));
   };
@@ -223,49 +223,49 @@ WaitingRoom::Call Holding(Kept kept, const bool* is_there, Later* later,
 // parked. Were it too short, a watch that is wrong could pass, none could fail.
 void LetItWatch() { std::this_thread::sleep_for(milliseconds(20)); }
 
-TEST(WaitingRoomLifeTest, WhatACallHeldIsDroppedAsItEnds) {
-  WaitingRoom room;
+TEST(PendingCallsLifeTest, WhatACallHeldIsDroppedAsItEnds) {
+  PendingCalls calls;
   Later later;
   bool is_there = false;
   auto kept = std::make_shared<int>(7);
   const std::weak_ptr<int> watched = kept;
-  room.Start(
-      room.Admit(Holding(std::move(kept), &is_there, &later, seconds(600))));
+  calls.Start(
+      calls.Admit(Holding(std::move(kept), &is_there, &later, seconds(600))));
   LetItWatch();
   EXPECT_FALSE(watched.expired());
   is_there = true;
-  room.Changed();
+  calls.Changed();
   later.Run();
   EXPECT_TRUE(watched.expired());
 }
 
-TEST(WaitingRoomLifeTest, ACallMayHoldTheLastReferenceToItsRoom) {
+TEST(PendingCallsLifeTest, ACallMayHoldTheLastReferenceToPendingCalls) {
   Later later;
   bool is_there = false;
   auto is_gone = std::make_shared<Outcome>();
-  std::shared_ptr<WaitingRoom> room(new WaitingRoom, [is_gone](auto* owned) {
+  std::shared_ptr<PendingCalls> calls(new PendingCalls, [is_gone](auto* owned) {
     delete owned;
-    is_gone->Set(WaitingRoom::End::kAttempted, Status());
+    is_gone->Set(PendingCalls::End::kAttempted, Status());
   });
-  room->Start(room->Admit(Holding(room, &is_there, &later, milliseconds(60))));
+  calls->Start(calls->Admit(Holding(calls, &is_there, &later, milliseconds(60))));
   LetItWatch();
   is_there = true;
-  room->Changed();
-  room.reset();
+  calls->Changed();
+  calls.reset();
   later.Run();
   is_gone->Await();
 }
 
-TEST(WaitingRoomLifeTest, ACallThatExpiresMayHoldTheLastReferenceToItsRoom) {
+TEST(PendingCallsLifeTest, ACallThatExpiresMayHoldTheLastReferenceToPendingCalls) {
   Later later;
   const bool is_there = false;
   auto is_gone = std::make_shared<Outcome>();
-  std::shared_ptr<WaitingRoom> room(new WaitingRoom, [is_gone](auto* owned) {
+  std::shared_ptr<PendingCalls> calls(new PendingCalls, [is_gone](auto* owned) {
     delete owned;
-    is_gone->Set(WaitingRoom::End::kAttempted, Status());
+    is_gone->Set(PendingCalls::End::kAttempted, Status());
   });
-  room->Start(room->Admit(Holding(room, &is_there, &later, milliseconds(5))));
-  room.reset();
+  calls->Start(calls->Admit(Holding(calls, &is_there, &later, milliseconds(5))));
+  calls.reset();
   is_gone->Await();
 }
 

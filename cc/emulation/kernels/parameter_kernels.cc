@@ -74,7 +74,7 @@ class LoadOp : public ParametersOp {
     }
     OP_REQUIRES_OK(
         ctx, ToTf(engine->Load(table, shard(), values, TfParallelFor(ctx))));
-    engine->room().Changed();
+    engine->pending_calls().Changed();
   }
 };
 
@@ -97,7 +97,7 @@ class RetrieveOp : public ParametersOp {
     }
     OP_REQUIRES_OK(ctx, ToTf(engine->Retrieve(table, shard(), values,
                                               TfParallelFor(ctx))));
-    engine->room().Changed();
+    engine->pending_calls().Changed();
   }
 };
 

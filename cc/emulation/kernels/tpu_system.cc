@@ -36,7 +36,7 @@ absl::Status TpuSystem::SetUp(int32_t num_cores, int32_t num_hosts,
   }
   num_cores_ = num_cores;
   num_hosts_ = num_hosts;
-  patience_ = std::chrono::duration_cast<WaitingRoom::Clock::duration>(
+  patience_ = std::chrono::duration_cast<PendingCalls::Clock::duration>(
       std::chrono::duration<float>(deadline));
   return absl::OkStatus();
 }
@@ -67,7 +67,7 @@ void TpuSystem::Shutdown() {
     engine.swap(engine_);
   }
   if (engine == nullptr) return;
-  engine->room().Close(
+  engine->pending_calls().Close(
       FailedPrecondition("the TPU system was shut down or initialized again"));
 }
 
@@ -96,7 +96,7 @@ int32_t TpuSystem::num_hosts() const {
   return num_hosts_;
 }
 
-WaitingRoom::Clock::duration TpuSystem::patience() const {
+PendingCalls::Clock::duration TpuSystem::patience() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return patience_;
 }
@@ -105,17 +105,17 @@ int32_t CoreOf(OpKernelContext* ctx) { return ctx->device()->parsed_name().id; }
 
 namespace {
 
-absl::Status StatusOf(WaitingRoom::End end, const Status& status,
+absl::Status StatusOf(PendingCalls::End end, const Status& status,
                       const absl::Status& tf_status, const std::string& name,
                       const EmulatedEngine& engine,
-                      WaitingRoom::Clock::duration patience) {
+                      PendingCalls::Clock::duration patience) {
   switch (end) {
-    case WaitingRoom::End::kAttempted:
+    case PendingCalls::End::kAttempted:
       return tf_status.ok() ? ToTf(status) : tf_status;
-    case WaitingRoom::End::kCancelled:
+    case PendingCalls::End::kCancelled:
       return absl::CancelledError(
           absl::StrCat(name, " was cancelled: ", status.message()));
-    case WaitingRoom::End::kExpired:
+    case PendingCalls::End::kExpired:
       break;
   }
   return absl::DeadlineExceededError(absl::StrCat(
@@ -136,7 +136,7 @@ void RunWhenReady(OpKernelContext* ctx,
                                       ? CancellationManager::kInvalidToken
                                       : cancellation->get_cancellation_token();
   auto tf_status = std::make_shared<absl::Status>();
-  WaitingRoom::Call call;
+  PendingCalls::Call call;
   call.name = name;
   call.patience = TpuSystem::Get().patience();
   call.attempt = [attempt = std::move(attempt), tf_status] {
@@ -153,22 +153,22 @@ void RunWhenReady(OpKernelContext* ctx,
   call.schedule = *ctx->runner();
   call.finish = [ctx, done = std::move(done), engine, name, tf_status,
                  cancellation, token, patience = call.patience,
-                 at_end = std::move(at_end)](WaitingRoom::End end,
+                 at_end = std::move(at_end)](PendingCalls::End end,
                                              const Status& status) {
     if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
     ctx->SetStatus(StatusOf(end, status, *tf_status, name, *engine, patience));
     at_end();
     done();
   };
-  auto ticket = engine->room().Admit(std::move(call));
+  auto ticket = engine->pending_calls().Admit(std::move(call));
   const auto cancel = [engine, ticket] {
-    engine->room().Cancel(ticket, FailedPrecondition("the step was stopped"));
+    engine->pending_calls().Cancel(ticket, FailedPrecondition("the step was stopped"));
   };
   if (cancellation != nullptr &&
       !cancellation->RegisterCallback(token, cancel)) {
     cancel();
   }
-  engine->room().Start(ticket);
+  engine->pending_calls().Start(ticket);
 }
 
 }  // namespace layoutmap

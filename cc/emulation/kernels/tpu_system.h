@@ -33,13 +33,13 @@ class TpuSystem {
 
   int32_t num_cores() const;
   int32_t num_hosts() const;
-  WaitingRoom::Clock::duration patience() const;
+  PendingCalls::Clock::duration patience() const;
 
  private:
   mutable std::mutex mutex_;  // guards all below
   int32_t num_cores_ = 0;     // 0: not set up
   int32_t num_hosts_ = 0;
-  WaitingRoom::Clock::duration patience_{};
+  PendingCalls::Clock::duration patience_{};
   EnginePtr engine_;
 };
 
