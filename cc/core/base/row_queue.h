@@ -1,7 +1,7 @@
 // Rows on their way from memory to the one loop that needs them.
 
-#ifndef TF_LAYOUTMAP_CORE_ENGINE_ROW_QUEUE_H_
-#define TF_LAYOUTMAP_CORE_ENGINE_ROW_QUEUE_H_
+#ifndef TF_LAYOUTMAP_CORE_BASE_ROW_QUEUE_H_
+#define TF_LAYOUTMAP_CORE_BASE_ROW_QUEUE_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -55,4 +55,4 @@ class RowQueue {
 
 }  // namespace layoutmap
 
-#endif  // TF_LAYOUTMAP_CORE_ENGINE_ROW_QUEUE_H_
+#endif  // TF_LAYOUTMAP_CORE_BASE_ROW_QUEUE_H_
