@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "cc/core/base/parallel_for.h"
-#include "cc/core/base/views.h"
 #include "cc/core/base/row_queue.h"
+#include "cc/core/base/views.h"
 #include "cc/core/tables/lookup.h"
 
 namespace layoutmap {

@@ -1,12 +1,12 @@
-// How the rows of a table are stored, and the noise that rounds them.
+// A table of 16-bit rows, and the noise that rounds them.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_HALF_TABLE_H_
 #define TF_LAYOUTMAP_CORE_TABLES_HALF_TABLE_H_
 
 #include <cstdint>
 
-#include "cc/core/simd/row_kernels.h"
-#include "cc/core/tables/lookup.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
 

@@ -4,38 +4,15 @@
 #define TF_LAYOUTMAP_CORE_TABLES_LOOKUP_H_
 
 #include <cstdint>
-#include <vector>
+#include <functional>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
-#include "cc/core/rows/row_partition.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
-
-// Rows that live in the shards of `partition`, each [shard size, dim].
-template <typename T>
-struct ShardedView {
-  const RowPartition* partition = nullptr;
-  std::vector<T*> shards;
-  int64_t dim = 0;
-
-  T* row(int64_t global_row) const {
-    const RowOwner owner = partition->Locate(global_row);
-    return shards[owner.shard] + owner.local_row * dim;
-  }
-
-  // Calls `work(row_of)`, where row_of(r) is `row(r)`: for loops.
-  template <typename Work>
-  void WithRow(const Work& work) const {
-    partition->WithLocate([&](auto locate) {
-      work([locate, shards = shards.data(), dim = dim](int64_t global_row) {
-        const RowOwner owner = locate(global_row);
-        return shards[owner.shard] + owner.local_row * dim;
-      });
-    });
-  }
-};
 
 // Adds up the rows of each output, scaled by their gains:
 //

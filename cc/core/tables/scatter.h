@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
-#include "cc/core/base/views.h"
 #include "cc/core/base/row_queue.h"
+#include "cc/core/base/views.h"
 #include "cc/core/tables/lookup.h"
 
 namespace layoutmap {
