@@ -13,6 +13,8 @@ COPTS = [
     "-Wextra",
     "-Wno-unused-parameter",
     "-Wno-sign-compare",
+    # A Status that nobody looks at (cc/core/base/status.h).
+    "-Werror=unused-result",
 ] + select({
     # Sanitizers see more, and compile in half the time, before the optimiser
     # has merged what they watch.

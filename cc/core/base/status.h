@@ -13,9 +13,12 @@ enum class Code {
   kInvalidArgument,     // a value that came in is wrong
   kFailedPrecondition,  // a call that came at the wrong time
   kNotYet,  // the same, but a call of somebody else may still make it right
+  kOutOfMemory,  // no memory holds what was asked for
+  kInternal,     // an error that no input explains
 };
 
-class Status {
+// [[nodiscard]]: an error that nobody looks at is a wrong result later.
+class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(Code code, std::string message)
@@ -40,6 +43,14 @@ inline Status FailedPrecondition(std::string message) {
 
 inline Status NotYet(std::string message) {
   return Status(Code::kNotYet, std::move(message));
+}
+
+inline Status OutOfMemory(std::string message) {
+  return Status(Code::kOutOfMemory, std::move(message));
+}
+
+inline Status Internal(std::string message) {
+  return Status(Code::kInternal, std::move(message));
 }
 
 }  // namespace layoutmap
