@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "cc/core/ids/check_ids.h"
+
 namespace layoutmap {
 namespace {
 
@@ -160,22 +162,19 @@ template <typename Tid>
 Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
                 Span<const int64_t> splits, std::vector<uint32_t>* rows,
                 std::vector<bool>* dropped, IdCounts* counts) {
-  const uint64_t num_rows = static_cast<uint64_t>(spec.num_rows);
+  const int64_t num_rows = spec.num_rows;
   rows->resize(ids.size());
   uint32_t* out = rows->data();
   bool bad = false;
   for (int64_t i = 0; i < ids.size(); ++i) {
-    // A negative id becomes a huge number here.
-    const uint64_t id = static_cast<uint64_t>(static_cast<int64_t>(ids[i]));
-    bad |= id >= num_rows;
-    out[i] = static_cast<uint32_t>(id);
+    bad |= IsOutside(ids[i], num_rows);
+    out[i] = static_cast<uint32_t>(ids[i]);
   }
   if (!bad) return Status();
   if (spec.out_of_range == OutOfRange::kClip && spec.num_rows > 0) {
     for (int64_t i = 0; i < ids.size(); ++i) {
-      const int64_t id = static_cast<int64_t>(ids[i]);
-      if (id >= 0 && id < spec.num_rows) continue;
-      out[i] = id < 0 ? 0 : static_cast<uint32_t>(num_rows - 1);
+      if (!IsOutside(ids[i], num_rows)) continue;
+      out[i] = ids[i] < 0 ? 0 : static_cast<uint32_t>(num_rows - 1);
       ++counts->num_clipped;
     }
     return Status();
@@ -183,19 +182,14 @@ Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
   if (spec.out_of_range == OutOfRange::kDrop) {
     dropped->resize(ids.size());
     for (int64_t i = 0; i < ids.size(); ++i) {
-      const int64_t id = static_cast<int64_t>(ids[i]);
-      (*dropped)[i] = id < 0 || id >= spec.num_rows;
+      (*dropped)[i] = IsOutside(ids[i], num_rows);
       counts->num_dropped += (*dropped)[i];
     }
     return Status();
   }
-  int64_t i = 0;
-  while (ids[i] >= 0 && static_cast<int64_t>(ids[i]) < spec.num_rows) ++i;
-  return InvalidArgument("Feature '" + spec.feature + "', sample " +
-                         to_string(SampleOf(splits, i)) + ": id " +
-                         to_string(ids[i]) + " is outside table '" +
-                         spec.table + "' with " + to_string(spec.num_rows) +
-                         " rows");
+  return CheckNamedIds(ids, num_rows, spec.table, [&](int64_t i) {
+    return NameOfId(spec, SampleOf(splits, i), ids[i]);
+  });
 }
 
 Status CheckWeights(const FeatureSpec& spec, Span<const float> weights,
@@ -269,6 +263,11 @@ void SpreadSequences(int64_t length, Span<const int64_t> indices,
 }
 
 }  // namespace
+
+std::string NameOfId(const FeatureSpec& spec, int64_t sample, int64_t id) {
+  return "Feature '" + spec.feature + "', sample " + to_string(sample) +
+         ": id " + to_string(id);
+}
 
 Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range) {
   if (name == "error") {

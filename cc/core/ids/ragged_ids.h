@@ -59,6 +59,9 @@ struct FeatureInput {
   Span<const float> weights;  // empty: 1 each
 };
 
+// What messages call an id of a feature: "Feature 'ads', sample 3: id 105".
+std::string NameOfId(const FeatureSpec& spec, int64_t sample, int64_t id);
+
 class RaggedIds {
  public:
   // Checks `input` and keeps a copy of what a step needs. Nothing of `ids`
