@@ -149,7 +149,8 @@ class Cores {
       workers_.Schedule(std::move(work));
     };
     call.patience = patience;
-    engine_->pending_calls().Start(engine_->pending_calls().Admit(std::move(call)));
+    engine_->pending_calls().Start(
+        engine_->pending_calls().Admit(std::move(call)));
     std::unique_lock<std::mutex> lock(mutex);
     ended.wait(lock, [&] { return is_ended; });
     return outcome;

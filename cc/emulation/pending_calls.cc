@@ -158,7 +158,7 @@ void PendingCalls::Start(const std::shared_ptr<Ticket>& ticket) {
 }
 
 void PendingCalls::Cancel(const std::shared_ptr<Ticket>& ticket,
-                         const Status& why) {
+                          const Status& why) {
   const std::shared_ptr<State> state = state_;
   {
     std::lock_guard<std::mutex> lock(state->mutex);

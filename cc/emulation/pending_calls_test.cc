@@ -51,7 +51,7 @@ class Outcome {
 class PendingCallsTest : public testing::Test {
  protected:
   PendingCalls::Call CallOf(std::function<Status()> attempt, Outcome* outcome,
-                           PendingCalls::Clock::duration patience) {
+                            PendingCalls::Clock::duration patience) {
     PendingCalls::Call call;
     call.name = "call";
     call.attempt = std::move(attempt);
@@ -207,7 +207,7 @@ class Later {
 // A call that waits until `is_there`, and holds `kept` for as long as it lives.
 template <typename Kept>
 PendingCalls::Call Holding(Kept kept, const bool* is_there, Later* later,
-                          PendingCalls::Clock::duration patience) {
+                           PendingCalls::Clock::duration patience) {
   PendingCalls::Call call;
   call.name = "call";
   call.attempt = [is_there] { return *is_there ? Status() : Never(); };
@@ -247,7 +247,8 @@ TEST(PendingCallsLifeTest, ACallMayHoldTheLastReferenceToPendingCalls) {
     delete owned;
     is_gone->Set(PendingCalls::End::kAttempted, Status());
   });
-  calls->Start(calls->Admit(Holding(calls, &is_there, &later, milliseconds(60))));
+  calls->Start(
+      calls->Admit(Holding(calls, &is_there, &later, milliseconds(60))));
   LetItWatch();
   is_there = true;
   calls->Changed();
@@ -256,7 +257,8 @@ TEST(PendingCallsLifeTest, ACallMayHoldTheLastReferenceToPendingCalls) {
   is_gone->Await();
 }
 
-TEST(PendingCallsLifeTest, ACallThatExpiresMayHoldTheLastReferenceToPendingCalls) {
+TEST(PendingCallsLifeTest,
+     ACallThatExpiresMayHoldTheLastReferenceToPendingCalls) {
   Later later;
   const bool is_there = false;
   auto is_gone = std::make_shared<Outcome>();
@@ -264,7 +266,8 @@ TEST(PendingCallsLifeTest, ACallThatExpiresMayHoldTheLastReferenceToPendingCalls
     delete owned;
     is_gone->Set(PendingCalls::End::kAttempted, Status());
   });
-  calls->Start(calls->Admit(Holding(calls, &is_there, &later, milliseconds(5))));
+  calls->Start(
+      calls->Admit(Holding(calls, &is_there, &later, milliseconds(5))));
   calls.reset();
   is_gone->Await();
 }

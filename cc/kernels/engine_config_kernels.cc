@@ -11,12 +11,9 @@
 namespace layoutmap {
 namespace {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class CreateHostEngineOp : public Kernel {
  public:
@@ -34,10 +31,10 @@ class CreateHostEngineOp : public Kernel {
   void Run(OpKernelContext* ctx) override {
     std::unique_ptr<HostEngine> engine;
     OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config_, &engine)));
-    Tensor* handle = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
-    handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(
-        new EngineResource(std::move(engine)), ctx->device()->name());
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "engine",
+                                  ResourceHandle::MakeRefCountingHandle(
+                                      new EngineResource(std::move(engine)),
+                                      ctx->device()->name())));
   }
 
  private:
@@ -176,8 +173,7 @@ class CreateHostEngineOp : public Kernel {
   EngineConfig config_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>CreateHostEngine").Device(DEVICE_CPU),
-                        CreateHostEngineOp);
+LM_REGISTER_KERNEL("CreateHostEngine", CreateHostEngineOp);
 
 }  // namespace
 }  // namespace layoutmap

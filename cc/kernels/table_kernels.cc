@@ -32,12 +32,8 @@ class TableOp : public Kernel {
  protected:
   absl::Status ReadInputs(OpKernelContext* ctx, RowPartition* partition,
                           const Tensor** ids) const {
-    const Tensor* offsets;
-    TF_RETURN_IF_ERROR(ctx->input("offsets", &offsets));
     TF_RETURN_IF_ERROR(ctx->input("ids", ids));
-    TF_RETURN_IF_ERROR(CheckRank("offsets", *offsets, 1));
-    TF_RETURN_IF_ERROR(ToTf(
-        RowPartition::Make(placement_, View<int64_t>(*offsets), partition)));
+    TF_RETURN_IF_ERROR(GetPartition(ctx, placement_, partition));
     if ((*ids)->NumElements() > std::numeric_limits<int32_t>::max()) {
       return absl::InvalidArgumentError(
           absl::StrCat("One call takes at most 2^31 - 1 ids. Received: ",
@@ -56,7 +52,9 @@ class TableOp : public Kernel {
 template <typename Tid>
 class GatherRowsOp : public TableOp {
  public:
-  using TableOp::TableOp;
+  explicit GatherRowsOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
 
   void Run(OpKernelContext* ctx) override {
     RowPartition partition;
@@ -70,24 +68,26 @@ class GatherRowsOp : public TableOp {
     TensorShape shape = ids->shape();
     OP_REQUIRES_OK(ctx, shape.AppendShapeWithStatus(row_shape));
 
-    const tensorflow::DataType dtype = output_type(0);
-    if (dtype == tensorflow::DT_STRING) {
+    if (dtype_ == tensorflow::DT_STRING) {
       ShardedView<const tstring> table;
       OP_REQUIRES_OK(ctx, shards.View(0, table_, partition, row_shape, &table));
       Tensor* rows = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output("rows", shape, &rows));
       GatherRows(table, View<Tid>(*ids), TfParallelFor(ctx),
                  rows->flat<tstring>().data());
       return;
     }
     ShardedView<const char> table;
     OP_REQUIRES_OK(
-        ctx, shards.ByteView(table_, partition, dtype, row_shape, &table));
+        ctx, shards.ByteView(table_, partition, dtype_, row_shape, &table));
     Tensor* rows = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("rows", shape, &rows));
     GatherRows(table, View<Tid>(*ids), TfParallelFor(ctx),
                static_cast<char*>(rows->data()));
   }
+
+ private:
+  tensorflow::DataType dtype_;
 };
 
 // The verbs. A quotient of integers is cut towards zero, and the one that does
@@ -219,14 +219,7 @@ class ScatterRowsOp : public TableOp {
   std::string verb_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>GatherRows")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int32_t>("Tids"),
-                        GatherRowsOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>GatherRows")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int64_t>("Tids"),
-                        GatherRowsOp<int64_t>);
+LM_REGISTER_ID_KERNELS("GatherRows", GatherRowsOp);
 
 #define LM_REGISTER(T)                                     \
   REGISTER_KERNEL_BUILDER(Name("LayoutMap>ScatterRows")    \

@@ -29,7 +29,7 @@ class ParametersOp : public Kernel {
   }
 
  protected:
-  absl::Status Find(EnginePtr* engine, int32_t* table) const {
+  absl::Status Find(EmulatedEnginePtr* engine, int32_t* table) const {
     TF_RETURN_IF_ERROR(TpuSystem::Get().EngineFor(config_, engine));
     TF_RETURN_IF_ERROR(
         ToTf((*engine)->FindTable(table_name_, table_id_, table)));
@@ -58,7 +58,7 @@ class LoadOp : public ParametersOp {
   explicit LoadOp(OpKernelConstruction* ctx) : ParametersOp(ctx, optimizer) {}
 
   void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
+    EmulatedEnginePtr engine;
     int32_t table;
     OP_REQUIRES_OK(ctx, Find(&engine, &table));
     const TensorShape shape = ShapeIn(*engine, table);
@@ -85,7 +85,7 @@ class RetrieveOp : public ParametersOp {
       : ParametersOp(ctx, optimizer) {}
 
   void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
+    EmulatedEnginePtr engine;
     int32_t table;
     OP_REQUIRES_OK(ctx, Find(&engine, &table));
     const TensorShape shape = ShapeIn(*engine, table);

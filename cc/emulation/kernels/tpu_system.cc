@@ -1,6 +1,5 @@
 #include "cc/emulation/kernels/tpu_system.h"
 
-#include <exception>
 #include <utility>
 
 #include "cc/kernels/kernel_util.h"
@@ -52,16 +51,16 @@ absl::Status TpuSystem::Configure(const std::string& config) {
         "The TPU is initialized for an embedding already; call "
         "`tlm.emulation.initialize_tpu_system()` before another one is built");
   }
-  try {
-    return ToTf(EmulatedEngine::Make(config, num_cores_, num_hosts_, &engine_));
-  } catch (const std::exception& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("The tables do not fit into memory (", error.what(), ")"));
-  }
+  const Status made = CatchAll([&] {
+    return EmulatedEngine::Make(config, num_cores_, num_hosts_, &engine_);
+  });
+  if (made.code() != Code::kOutOfMemory) return ToTf(made);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("The tables do not fit into memory: ", made.message()));
 }
 
 void TpuSystem::Shutdown() {
-  EnginePtr engine;
+  EmulatedEnginePtr engine;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     engine.swap(engine_);
@@ -71,13 +70,13 @@ void TpuSystem::Shutdown() {
       FailedPrecondition("the TPU system was shut down or initialized again"));
 }
 
-EnginePtr TpuSystem::engine() const {
+EmulatedEnginePtr TpuSystem::engine() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return engine_;
 }
 
 absl::Status TpuSystem::EngineFor(const std::string& config,
-                                  EnginePtr* engine) const {
+                                  EmulatedEnginePtr* engine) const {
   *engine = this->engine();
   if (*engine == nullptr) {
     return absl::FailedPreconditionError(
@@ -128,7 +127,7 @@ absl::Status StatusOf(PendingCalls::End end, const Status& status,
 
 void RunWhenReady(OpKernelContext* ctx,
                   tensorflow::AsyncOpKernel::DoneCallback done,
-                  EnginePtr engine, const std::string& name,
+                  EmulatedEnginePtr engine, const std::string& name,
                   std::function<Status(absl::Status* status)> attempt,
                   std::function<void()> at_end) {
   CancellationManager* cancellation = ctx->cancellation_manager();
@@ -140,13 +139,7 @@ void RunWhenReady(OpKernelContext* ctx,
   call.name = name;
   call.patience = TpuSystem::Get().patience();
   call.attempt = [attempt = std::move(attempt), tf_status] {
-    try {
-      return attempt(tf_status.get());
-    } catch (const std::exception& error) {
-      *tf_status = absl::ResourceExhaustedError(
-          absl::StrCat("Not enough memory: ", error.what()));
-      return InvalidArgument("");
-    }
+    return CatchAll([&] { return attempt(tf_status.get()); });
   };
   // A copy: the work may end the step, and with it the runner, before the call
   // that schedules it returns.
@@ -162,7 +155,8 @@ void RunWhenReady(OpKernelContext* ctx,
   };
   auto ticket = engine->pending_calls().Admit(std::move(call));
   const auto cancel = [engine, ticket] {
-    engine->pending_calls().Cancel(ticket, FailedPrecondition("the step was stopped"));
+    engine->pending_calls().Cancel(ticket,
+                                   FailedPrecondition("the step was stopped"));
   };
   if (cancellation != nullptr &&
       !cancellation->RegisterCallback(token, cancel)) {
