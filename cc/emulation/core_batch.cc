@@ -1,9 +1,17 @@
 #include "cc/emulation/core_batch.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/emulation/config/tpu_config.h"
 
 namespace layoutmap {
 namespace {

@@ -1,11 +1,29 @@
 #include "cc/emulation/emulated_engine.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cc/core/base/catch_all.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
 #include "cc/core/optimizers/optimizer.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
+#include "cc/emulation/config/tpu_config.h"
 
 namespace layoutmap {
 namespace {

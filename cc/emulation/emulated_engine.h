@@ -4,6 +4,7 @@
 #ifndef TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
 #define TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -13,9 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/emulation/config/tpu_config.h"
-#include "cc/emulation/core_batch.h"
 #include "cc/emulation/pending_calls.h"
 
 namespace layoutmap {

@@ -2,12 +2,30 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/emulation/config/config_test.h"
+#include "cc/emulation/config/tpu_config.h"
+#include "cc/emulation/core_batch.h"
+#include "cc/emulation/pending_calls.h"
 #include "cc/emulation/workers_test.h"
 #include "gtest/gtest.h"
 

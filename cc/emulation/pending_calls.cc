@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "cc/condition_wait.h"
+#include "cc/core/base/status.h"
 
 namespace layoutmap {
 

@@ -1,7 +1,9 @@
 #include "cc/emulation/pending_calls.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -9,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/status.h"
 #include "cc/emulation/workers_test.h"
 #include "gtest/gtest.h"
 

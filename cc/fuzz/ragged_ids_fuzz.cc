@@ -2,7 +2,13 @@
 // unique rows lead back to each id.
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/combiner.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/rows/unique_rows.h"
 #include "cc/fuzz/input_reader.h"

@@ -1,12 +1,26 @@
 // Makes a host engine from the attrs of its op.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/quantization.h"
 #include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/resource_handle.h"
 
 namespace layoutmap {
 namespace {

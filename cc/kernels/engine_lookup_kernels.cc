@@ -1,10 +1,26 @@
 // The way of a batch through the host engine: in, and out as activations.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {

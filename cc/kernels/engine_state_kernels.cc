@@ -4,7 +4,14 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/engine/token_steps.h"
 #include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace layoutmap {
 namespace {

@@ -1,13 +1,26 @@
 // The way back: gradients into the host engine, and updates onto the tables.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/engine/token_steps.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {

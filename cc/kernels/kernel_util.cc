@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -10,8 +11,16 @@
 #include <string>
 #include <thread>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "cc/condition_wait.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
 #include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/threadpool.h"
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "cc/core/base/catch_all.h"
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
@@ -15,6 +16,7 @@
 #include "cc/core/simd/row_kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 

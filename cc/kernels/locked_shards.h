@@ -8,10 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/sharded_view.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 

@@ -1,11 +1,21 @@
 // Partition assignment, scatter decomposition, unique rows.
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/views.h"
 #include "cc/core/ids/combiner.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/rows/route.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/rows/unique_rows.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {

@@ -1,13 +1,27 @@
 // One shard of a table on one device, as tf.dtensor hands it to each device.
 
-#include <utility>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
 #include "cc/core/optimizers/apply.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/core/rows/unique_rows.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {

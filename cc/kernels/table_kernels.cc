@@ -1,15 +1,30 @@
 // Gather and scatter over the shards of a table on one device, in one op.
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <string>
 #include <type_traits>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/gather.h"
 #include "cc/core/tables/scatter.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/numeric_types.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/register_types.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {

@@ -1,7 +1,9 @@
 // The host engine's ops. docs/ops.md has the contract in one table.
 
+#include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

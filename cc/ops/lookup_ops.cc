@@ -1,5 +1,7 @@
 // Ops that read and write tables. docs/ops.md has the contract in one table.
 
+#include <cstdint>
+
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

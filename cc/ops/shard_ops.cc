@@ -1,6 +1,8 @@
 // Ops on one device's shard of a table whose rows tf.dtensor has divided.
 // Their shapes fit the policies of tf_layoutmap/dtensor/policies.py.
 
+#include <cstdint>
+
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -9,7 +11,6 @@
 namespace layoutmap {
 namespace {
 
-using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 

@@ -1,5 +1,6 @@
 // Gather and scatter over shards. docs/ops.md has the contract in one table.
 
+#include "absl/status/status.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
 #include "cc/core/rows/route.h"
 #include "cc/core/rows/row_partition.h"

@@ -1,11 +1,12 @@
 #include "cc/core/base/catch_all.h"
 
+#include <cstddef>
 #include <limits>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "cc/core/base/status.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

@@ -4,7 +4,6 @@
 #define TF_LAYOUTMAP_CORE_BASE_VIEWS_H_
 
 #include <cassert>
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -1,6 +1,11 @@
 #include "cc/core/engine/engine_config.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <set>
+#include <string>
+
+#include "cc/core/base/status.h"
 
 namespace layoutmap {
 namespace {

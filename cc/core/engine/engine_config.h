@@ -3,15 +3,16 @@
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/ids/ragged_ids.h"
-#include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
-#include "cc/core/tables/half_table.h"
+#include "cc/core/simd/row_kernels.h"
 
 namespace layoutmap {
 

@@ -3,17 +3,29 @@
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_ENGINE_TEST_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_ENGINE_TEST_H_
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <random>
 #include <shared_mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/lookup.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 

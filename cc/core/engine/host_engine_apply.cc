@@ -1,10 +1,23 @@
 // The half of the engine that takes gradients and hands out updates.
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
 #include "cc/core/optimizers/apply.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/half_table.h"
 
 namespace layoutmap {
 

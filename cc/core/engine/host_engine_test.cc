@@ -1,13 +1,24 @@
 #include "cc/core/engine/host_engine.h"
 
 #include <atomic>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/status.h"
 #include "cc/core/engine/engine_test.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

@@ -1,8 +1,17 @@
 #include "cc/core/engine/step.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/ids/ragged_ids.h"
 #include "cc/core/rows/unique_rows.h"
 
 namespace layoutmap {

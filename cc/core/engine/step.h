@@ -9,6 +9,7 @@
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/ids/ragged_ids.h"
 

@@ -2,7 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/simd/row_kernels.h"
 
 namespace layoutmap {
 namespace {

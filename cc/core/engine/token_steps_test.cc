@@ -1,13 +1,20 @@
 #include "cc/core/engine/token_steps.h"
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/status.h"
 #include "cc/core/engine/engine_test.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

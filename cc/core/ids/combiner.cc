@@ -1,6 +1,12 @@
 #include "cc/core/ids/combiner.h"
 
+#include <cassert>
 #include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 
 namespace layoutmap {
 

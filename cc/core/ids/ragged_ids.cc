@@ -2,9 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
+#include "cc/core/ids/combiner.h"
 
 namespace layoutmap {
 namespace {

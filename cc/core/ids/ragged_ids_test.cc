@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/base/status.h"
+#include "cc/core/ids/combiner.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

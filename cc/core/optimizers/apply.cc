@@ -1,6 +1,17 @@
 #include "cc/core/optimizers/apply.h"
 
 #include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/views.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/half_table.h"
+#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
 namespace {

@@ -4,14 +4,12 @@
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_APPLY_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/views.h"
-#include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/half_table.h"
-#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
 

@@ -1,6 +1,12 @@
 #include "cc/core/optimizers/optimizer.h"
 
 #include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/simd/row_kernels.h"
 
 namespace layoutmap {
 namespace {

@@ -3,6 +3,7 @@
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_OPTIMIZER_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_OPTIMIZER_H_
 
+#include <cstdint>
 #include <string>
 
 #include "cc/core/base/status.h"

@@ -1,11 +1,17 @@
 #include "cc/core/rows/route.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/core/rows/unique_rows.h"
 
 namespace layoutmap {

@@ -1,12 +1,16 @@
 #include "cc/core/rows/route.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <random>
-#include <set>
+#include <string>
 #include <vector>
 
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 

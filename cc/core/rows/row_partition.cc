@@ -1,7 +1,12 @@
 #include "cc/core/rows/row_partition.h"
 
 #include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <string>
 
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
 
 namespace layoutmap {

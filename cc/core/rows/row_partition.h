@@ -3,6 +3,7 @@
 #ifndef TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
 #define TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
 
+#include <cassert>
 #include <cstdint>
 #include <string>
 #include <vector>

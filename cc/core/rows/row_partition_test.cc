@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "cc/core/base/status.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 

@@ -1,7 +1,12 @@
 #include "cc/core/rows/unique_rows.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
+#include <vector>
+
+#include "cc/core/base/views.h"
 
 namespace layoutmap {
 namespace {

@@ -1,10 +1,12 @@
 #include "cc/core/rows/unique_rows.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <random>
 #include <vector>
 
+#include "cc/core/base/views.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

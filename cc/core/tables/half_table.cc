@@ -1,5 +1,7 @@
 #include "cc/core/tables/half_table.h"
 
+#include <cstdint>
+
 namespace layoutmap {
 namespace {
 

@@ -1,13 +1,18 @@
 #include "cc/core/tables/half_table.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <vector>
 
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/optimizers/apply.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 

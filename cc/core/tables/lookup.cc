@@ -1,6 +1,16 @@
 #include "cc/core/tables/lookup.h"
 
 #include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/views.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
 namespace {

@@ -6,7 +6,11 @@
 #include <random>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/views.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 

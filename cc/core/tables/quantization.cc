@@ -1,6 +1,11 @@
 #include "cc/core/tables/quantization.h"
 
 #include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "cc/core/base/status.h"
+#include "cc/core/simd/row_kernels.h"
 
 namespace layoutmap {
 namespace {

@@ -1,11 +1,15 @@
 #include "cc/core/tables/quantization.h"
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/lookup.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"

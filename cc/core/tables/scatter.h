@@ -10,7 +10,7 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/row_queue.h"
 #include "cc/core/base/views.h"
-#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
 

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/gather.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"

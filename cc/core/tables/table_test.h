@@ -7,8 +7,10 @@
 #include <random>
 #include <vector>
 
+#include "cc/core/base/status.h"
 #include "cc/core/rows/row_partition.h"
-#include "cc/core/tables/lookup.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

@@ -3,7 +3,6 @@
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_CONFIG_TEST_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_CONFIG_TEST_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>

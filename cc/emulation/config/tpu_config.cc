@@ -1,12 +1,21 @@
 #include "cc/emulation/config/tpu_config.h"
 
-#include <algorithm>
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/quantization.h"
+#include "cc/emulation/config/wire_reader.h"
 
 namespace layoutmap {
 namespace {

@@ -3,12 +3,12 @@
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_TPU_CONFIG_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_TPU_CONFIG_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "cc/core/base/status.h"
-#include "cc/core/engine/step.h"
+#include "cc/core/engine/engine_config.h"
 #include "cc/emulation/config/wire_reader.h"
 
 namespace layoutmap {

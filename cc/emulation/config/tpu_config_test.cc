@@ -1,8 +1,14 @@
 #include "cc/emulation/config/tpu_config.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
-#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/emulation/config/config_test.h"
 #include "gtest/gtest.h"
 

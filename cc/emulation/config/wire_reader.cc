@@ -1,5 +1,6 @@
 #include "cc/emulation/config/wire_reader.h"
 
+#include <cstdint>
 #include <cstring>
 
 namespace layoutmap {

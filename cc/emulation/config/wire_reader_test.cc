@@ -1,6 +1,8 @@
 #include "cc/emulation/config/wire_reader.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -1,11 +1,21 @@
 // Tables into the emulated TPU and out of it, a pair of ops per optimizer.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "cc/core/optimizers/optimizer.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/emulation/emulated_engine.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {

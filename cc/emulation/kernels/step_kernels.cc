@@ -1,12 +1,26 @@
 // Enqueue, receive and send, under the names TensorFlow gives them.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/emulation/config/tpu_config.h"
+#include "cc/emulation/core_batch.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {

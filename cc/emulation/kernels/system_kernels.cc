@@ -1,11 +1,16 @@
 // Setting the emulated TPU up, TensorFlow's way and ours.
 
+#include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {

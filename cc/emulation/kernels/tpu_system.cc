@@ -1,10 +1,20 @@
 #include "cc/emulation/kernels/tpu_system.h"
 
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/status.h"
+#include "cc/emulation/emulated_engine.h"
+#include "cc/emulation/pending_calls.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
 

@@ -4,12 +4,16 @@
 #define TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "absl/status/status.h"
+#include "cc/core/base/status.h"
 #include "cc/emulation/emulated_engine.h"
+#include "cc/emulation/pending_calls.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
