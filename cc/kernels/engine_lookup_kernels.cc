@@ -14,6 +14,8 @@
 #include "cc/core/engine/step.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"

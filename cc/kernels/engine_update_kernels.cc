@@ -13,6 +13,7 @@
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
 #include "cc/core/engine/token_steps.h"
+#include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/kernels/engine_resource.h"
 #include "cc/kernels/kernel_util.h"

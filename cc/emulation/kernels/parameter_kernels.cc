@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/emulation/emulated_engine.h"

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/status.h"
 #include "cc/core/engine/step.h"
+#include "cc/core/ids/combiner.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/emulation/config/tpu_config.h"
 #include "cc/emulation/core_batch.h"

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/catch_all.h"
 #include "cc/core/base/status.h"
 #include "cc/emulation/emulated_engine.h"
 #include "cc/emulation/pending_calls.h"
