@@ -67,7 +67,9 @@ class Cores {
         num_cores, num_hosts, &engine_);
     EXPECT_TRUE(status.ok()) << status.message();
     for (int32_t t : {0, 1}) {
-      for (int host = 0; host < num_hosts; ++host) Load(t, host);
+      for (int host = 0; host < num_hosts; ++host) {
+        EXPECT_TRUE(Load(t, host).ok());
+      }
     }
   }
 
