@@ -13,8 +13,10 @@ COPTS = [
     "-Wextra",
     "-Wno-unused-parameter",
     "-Wno-sign-compare",
+    # A Status that nobody looks at (cc/core/base/status.h).
+    "-Werror=unused-result",
 ] + select({
-    # Sanitizers see more, and compile in half the time, before the optimiser
+    # Sanitizers see more, and compile in half the time, before the optimizer
     # has merged what they watch.
     "//cc:instrumented": ["-O1"],
     "//conditions:default": ["-O3"],

@@ -9,6 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
+
 namespace py = pybind11;
 
 namespace {
@@ -84,11 +88,9 @@ class Roof {
   void Run(const Rows& rows, const Work& work) {
     const int64_t size = rows.size();
     const int64_t* data = rows.data();
-    for (int64_t i = 0; i < size; ++i) {
-      if (data[i] < 0 || data[i] >= num_rows_) {
-        throw py::value_error("`rows` must be inside the table");
-      }
-    }
+    const layoutmap::Status status = layoutmap::CheckIds(
+        layoutmap::Span<const int64_t>(data, size), num_rows_);
+    if (!status.ok()) throw py::value_error(status.message());
     py::gil_scoped_release release;
     std::vector<std::thread> threads;
     for (int t = 0; t < num_threads_; ++t) {

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "cc/core/base/status.h"
+
 namespace layoutmap {
 namespace {
 

@@ -1,7 +1,17 @@
 #include "cc/emulation/core_batch.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/emulation/config/tpu_config.h"
 
 namespace layoutmap {
 namespace {
@@ -69,20 +79,6 @@ class SparseLocations {
 };
 
 template <typename Tid>
-Status CheckIds(const FeatureSpec& spec, const std::vector<int64_t>& sample_of,
-                Span<const Tid> ids) {
-  for (int64_t i = 0; i < ids.size(); ++i) {
-    const int64_t id = static_cast<int64_t>(ids[i]);
-    if (id >= 0 && id < spec.num_rows) continue;
-    return InvalidArgument("Feature '" + spec.feature + "', sample " +
-                           to_string(sample_of[i]) + ": id " + to_string(id) +
-                           " is outside table '" + spec.table + "' with " +
-                           to_string(spec.num_rows) + " rows");
-  }
-  return Status();
-}
-
-template <typename Tid>
 Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
                   const CoreInput<Tid>& input, RaggedIds* made) {
   const int64_t num_ids = input.ids.size();
@@ -129,7 +125,9 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   }
   // Of those that are cut off, too: here, because only here their samples are
   // known.
-  LM_RETURN_IF_ERROR(CheckIds(spec, sample_of, input.ids));
+  LM_RETURN_IF_ERROR(CheckNamedIds(
+      input.ids, spec.num_rows, spec.table,
+      [&](int64_t i) { return NameOfId(spec, sample_of[i], input.ids[i]); }));
   for (size_t o = 1; o < splits.size(); ++o) splits[o] += splits[o - 1];
   FeatureInput<Tid> ragged;
   ragged.ids = ids;

@@ -3,12 +3,14 @@
 #ifndef TF_LAYOUTMAP_EMULATION_CORE_BATCH_H_
 #define TF_LAYOUTMAP_EMULATION_CORE_BATCH_H_
 
+#include <cstddef>
 #include <cstdint>
 
-#include "cc/core/combiner.h"
-#include "cc/core/ragged_ids.h"
-#include "cc/core/status.h"
-#include "cc/emulation/tpu_config.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/emulation/config/tpu_config.h"
 
 namespace layoutmap {
 

@@ -1,9 +1,14 @@
 #include "cc/emulation/core_batch.h"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "cc/emulation/config_test.h"
+#include "cc/core/base/status.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/emulation/config/config_test.h"
+#include "cc/emulation/config/tpu_config.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {

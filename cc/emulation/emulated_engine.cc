@@ -1,11 +1,29 @@
 #include "cc/emulation/emulated_engine.h"
 
 #include <algorithm>
-#include <exception>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "cc/core/lookup.h"
-#include "cc/core/optimizer.h"
+#include "cc/core/base/catch_all.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
+#include "cc/emulation/config/tpu_config.h"
 
 namespace layoutmap {
 namespace {
@@ -26,17 +44,6 @@ const char* NameOf(Optimizer optimizer) {
       return "FTRL";
     default:
       return "another optimizer";
-  }
-}
-
-// What `run` returns; an error also where it throws for lack of memory, so that
-// the engine always hears the end of what it began.
-template <typename Run>
-Status Finished(const Run& run) {
-  try {
-    return run();
-  } catch (const std::exception& error) {
-    return InvalidArgument(std::string("Not enough memory: ") + error.what());
   }
 }
 
@@ -140,7 +147,8 @@ Status EmulatedEngine::Enqueue(int32_t core, int64_t ticket, bool training,
       return NotYet("for the batches that were enqueued before it");
     }
   }
-  // Only the holder of the first ticket enqueues, so room stays room.
+  // Only the holder of the first ticket enqueues, so there still is room when
+  // it does.
   if (!engine_->HasRoom(core)) return NotYet("for room in the queue");
   return engine_->EnqueueBatch(core, training, made, std::move(batch),
                                parallel_for);
@@ -152,8 +160,10 @@ Status EmulatedEngine::Receive(int32_t core, const Allocate& allocate,
   LM_RETURN_IF_ERROR(Land(core, false, parallel_for));
   std::shared_ptr<const Batch> batch;
   LM_RETURN_IF_ERROR(engine_->BeginDequeue(core, &batch));
+  // Also where it throws, the engine must hear the end of what it began; and so
+  // below.
   const Status status =
-      Finished([&] { return LookUp(*batch, allocate, parallel_for); });
+      CatchAll([&] { return LookUp(*batch, allocate, parallel_for); });
   engine_->FinishDequeue(core, status.ok());
   return status;
 }
@@ -208,7 +218,7 @@ Status EmulatedEngine::Land(int32_t core, bool always,
   LM_RETURN_IF_ERROR(engine_->BeginLanding(core, always, &held));
   if (held == nullptr) return Status();
   const Status status =
-      Finished([&] { return RunUpdate(*held, parallel_for); });
+      CatchAll([&] { return RunUpdate(*held, parallel_for); });
   engine_->FinishLanding(status.ok());
   return status;
 }
@@ -236,7 +246,7 @@ Status EmulatedEngine::Send(int32_t core, BatchGradients gradients,
   LM_RETURN_IF_ERROR(engine_->BeginApply(core, std::move(gradients), &step));
   if (step == nullptr) return Status();  // nothing lands yet
   const Status status =
-      Finished([&] { return RunUpdate(*step, parallel_for); });
+      CatchAll([&] { return RunUpdate(*step, parallel_for); });
   engine_->FinishApply(core, status.ok());
   return status;
 }
@@ -320,7 +330,7 @@ Status EmulatedEngine::Retrieve(int32_t table, int32_t shard,
 
 void EmulatedEngine::Reset() {
   engine_->Reset();
-  room_.Changed();
+  pending_calls_.Changed();
 }
 
 std::string EmulatedEngine::Report() const {
@@ -331,7 +341,7 @@ std::string EmulatedEngine::Report() const {
               " batches wait for `dequeue`" +
               (d.awaiting[core] ? ", one for its gradients" : "") + "\n";
   }
-  for (const std::string& name : room_.Waiting()) {
+  for (const std::string& name : pending_calls_.Waiting()) {
     report += "  waiting: " + name + "\n";
   }
   if (!d.poisoned.empty()) report += "  stopped: " + d.poisoned + "\n";

@@ -4,6 +4,7 @@
 #ifndef TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
 #define TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -13,10 +14,14 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/host_engine.h"
-#include "cc/emulation/core_batch.h"
-#include "cc/emulation/tpu_config.h"
-#include "cc/emulation/waiting_room.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/emulation/config/tpu_config.h"
+#include "cc/emulation/pending_calls.h"
 
 namespace layoutmap {
 
@@ -34,7 +39,7 @@ class EmulatedEngine {
                      int32_t num_hosts, std::shared_ptr<EmulatedEngine>* made);
 
   const TpuConfig& config() const { return config_; }
-  WaitingRoom& room() { return room_; }
+  PendingCalls& pending_calls() { return pending_calls_; }
 
   // Refuses an op that was traced for another configuration.
   Status CheckConfig(const std::string& serialized) const;
@@ -101,7 +106,7 @@ class EmulatedEngine {
   std::vector<Table> tables_;
 
   // The last member: its calls use all of the above.
-  WaitingRoom room_;
+  PendingCalls pending_calls_;
 };
 
 }  // namespace layoutmap

@@ -2,12 +2,30 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include "cc/emulation/config_test.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/emulation/config/config_test.h"
+#include "cc/emulation/config/tpu_config.h"
+#include "cc/emulation/core_batch.h"
+#include "cc/emulation/pending_calls.h"
 #include "cc/emulation/workers_test.h"
 #include "gtest/gtest.h"
 
@@ -40,7 +58,7 @@ std::shared_ptr<const Batch> BatchOf(const TpuConfig& config, int core,
   return batch;
 }
 
-// Cores whose calls go through the waiting room, as those of the kernels do.
+// Cores whose calls are pending calls, as those of the kernels are.
 class Cores {
  public:
   Cores(int num_hosts, int num_cores, bool is_pipelined = false) {
@@ -49,7 +67,9 @@ class Cores {
         num_cores, num_hosts, &engine_);
     EXPECT_TRUE(status.ok()) << status.message();
     for (int32_t t : {0, 1}) {
-      for (int host = 0; host < num_hosts; ++host) Load(t, host);
+      for (int host = 0; host < num_hosts; ++host) {
+        EXPECT_TRUE(Load(t, host).ok());
+      }
     }
   }
 
@@ -134,12 +154,12 @@ class Cores {
     std::condition_variable ended;
     bool is_ended = false;
     Status outcome;
-    WaitingRoom::Call call;
+    PendingCalls::Call call;
     call.name = "call";
     call.attempt = std::move(attempt);
-    call.finish = [&](WaitingRoom::End end, const Status& status) {
+    call.finish = [&](PendingCalls::End end, const Status& status) {
       std::lock_guard<std::mutex> lock(mutex);
-      outcome = end == WaitingRoom::End::kAttempted
+      outcome = end == PendingCalls::End::kAttempted
                     ? status
                     : FailedPrecondition("ended: " + status.message());
       is_ended = true;
@@ -149,14 +169,15 @@ class Cores {
       workers_.Schedule(std::move(work));
     };
     call.patience = patience;
-    engine_->room().Start(engine_->room().Admit(std::move(call)));
+    engine_->pending_calls().Start(
+        engine_->pending_calls().Admit(std::move(call)));
     std::unique_lock<std::mutex> lock(mutex);
     ended.wait(lock, [&] { return is_ended; });
     return outcome;
   }
 
  public:
-  WaitingRoom::Clock::duration patience = seconds(60);
+  PendingCalls::Clock::duration patience = seconds(60);
 
  private:
   std::shared_ptr<EmulatedEngine> engine_;

@@ -1,12 +1,24 @@
 // Any calls in any order: none ends the process, the queues are as long as the
 // calls that were accepted say, and a refused call changes nothing.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cc/core/host_engine.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/lookup.h"
 #include "cc/fuzz/input_reader.h"
 
 namespace layoutmap {

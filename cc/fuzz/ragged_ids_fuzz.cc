@@ -2,9 +2,15 @@
 // unique rows lead back to each id.
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
-#include "cc/core/ragged_ids.h"
-#include "cc/core/unique_rows.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/rows/unique_rows.h"
 #include "cc/fuzz/input_reader.h"
 
 namespace layoutmap {

@@ -1,9 +1,14 @@
 // Any offsets and ids: refused, or routed so that every id finds its row again.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
-#include "cc/core/route.h"
-#include "cc/core/row_partition.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/rows/route.h"
+#include "cc/core/rows/row_partition.h"
 #include "cc/fuzz/input_reader.h"
 
 namespace layoutmap {

@@ -1,11 +1,14 @@
 // Any bytes are a configuration or are refused; one that is not refused makes
 // sense, and an engine can be made of it.
 
-#include <string>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 
-#include "cc/core/host_engine.h"
-#include "cc/core/optimizer.h"
-#include "cc/emulation/tpu_config.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/emulation/config/tpu_config.h"
 #include "cc/fuzz/input_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

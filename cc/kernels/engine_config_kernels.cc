@@ -1,22 +1,35 @@
 // Makes a host engine from the attrs of its op.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cc/core/quantization.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/tables/quantization.h"
 #include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/resource_handle.h"
 
 namespace layoutmap {
 namespace {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class CreateHostEngineOp : public Kernel {
  public:
@@ -34,10 +47,10 @@ class CreateHostEngineOp : public Kernel {
   void Run(OpKernelContext* ctx) override {
     std::unique_ptr<HostEngine> engine;
     OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config_, &engine)));
-    Tensor* handle = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
-    handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(
-        new EngineResource(std::move(engine)), ctx->device()->name());
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "engine",
+                                  ResourceHandle::MakeRefCountingHandle(
+                                      new EngineResource(std::move(engine)),
+                                      ctx->device()->name())));
   }
 
  private:
@@ -176,8 +189,7 @@ class CreateHostEngineOp : public Kernel {
   EngineConfig config_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>CreateHostEngine").Device(DEVICE_CPU),
-                        CreateHostEngineOp);
+LM_REGISTER_KERNEL("CreateHostEngine", CreateHostEngineOp);
 
 }  // namespace
 }  // namespace layoutmap

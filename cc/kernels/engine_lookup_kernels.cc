@@ -1,15 +1,32 @@
 // The way of a batch through the host engine: in, and out as activations.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -18,9 +35,9 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 // An op with the ids of a batch.
-class BatchOp : public Kernel {
+class BatchOp : public EngineOp {
  public:
-  using Kernel::Kernel;
+  using EngineOp::EngineOp;
 
  protected:
   template <typename Tid>
@@ -73,19 +90,14 @@ class EnqueueStepOp : public BatchOp {
  public:
   using BatchOp::BatchOp;
 
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
-    int32_t replica;
-    const Tensor* training;
+  absl::Status RunOn(OpKernelContext* ctx, EngineResource& engine,
+                     int32_t replica) override {
+    bool training;
     std::vector<FeatureInput<Tid>> features;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
-    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
-    OP_REQUIRES_OK(ctx, ctx->input("training", &training));
-    OP_REQUIRES_OK(ctx, CheckRank("training", *training, 0));
-    OP_REQUIRES_OK(ctx, ReadFeatures(ctx, &features));
-    OP_REQUIRES_OK(
-        ctx, ToTf(engine->engine().Enqueue(replica, training->scalar<bool>()(),
-                                           features, TfParallelFor(ctx))));
+    TF_RETURN_IF_ERROR(GetScalar(ctx, "training", &training));
+    TF_RETURN_IF_ERROR(BatchOp::ReadFeatures(ctx, &features));
+    return ToTf(engine.engine().Enqueue(replica, training, features,
+                                        TfParallelFor(ctx)));
   }
 };
 
@@ -94,26 +106,22 @@ class OpenStepOp : public BatchOp {
  public:
   using BatchOp::BatchOp;
 
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
-    int32_t replica;
+  absl::Status RunOn(OpKernelContext* ctx, EngineResource& engine,
+                     int32_t replica) override {
     std::vector<FeatureInput<Tid>> features;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
-    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
-    OP_REQUIRES_OK(ctx, ReadFeatures(ctx, &features));
     std::shared_ptr<const Batch> batch;
-    Tensor* token = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &token));
-    OP_REQUIRES_OK(ctx, ToTf(engine->engine().MakeBatch(features, &batch)));
-    OP_REQUIRES_OK(ctx, ToTf(engine->tokens().Open(
-                            replica, batch, &token->scalar<int64_t>()())));
+    int64_t token;
+    TF_RETURN_IF_ERROR(BatchOp::ReadFeatures(ctx, &features));
+    TF_RETURN_IF_ERROR(ToTf(engine.engine().MakeBatch(features, &batch)));
+    TF_RETURN_IF_ERROR(ToTf(engine.tokens().Open(replica, batch, &token)));
+    return SetScalar(ctx, "token", token);
   }
 };
 
 // An op that looks a batch up.
-class ActivationsOp : public Kernel {
+class ActivationsOp : public EngineOp {
  public:
-  explicit ActivationsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+  explicit ActivationsOp(OpKernelConstruction* ctx) : EngineOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("max_sequence_lengths", &lengths_));
   }
@@ -147,20 +155,18 @@ class ActivationsOp : public Kernel {
         TF_RETURN_IF_ERROR(shards.View(first, table.name, table.partition,
                                        {table.dim}, &tables[t]));
       } else {
-        TF_RETURN_IF_ERROR(shards.HalfView(first, table.name, table.partition,
-                                           table.row_type, {table.dim},
-                                           &half_tables[t]));
+        TF_RETURN_IF_ERROR(shards.View(first, table.name, table.partition,
+                                       {table.dim}, &half_tables[t],
+                                       HalfDtype(table)));
       }
       first += table.partition.num_shards();
     }
-    TF_RETURN_IF_ERROR(CheckAllUsed("shards", first, shards.size()));
+    TF_RETURN_IF_ERROR(CheckNumVariables("This engine's tables need", "shards",
+                                         first, shards.size()));
     OpOutputList activations;
     TF_RETURN_IF_ERROR(ctx->output_list("activations", &activations));
-    if (activations.size() != static_cast<int>(batch.size())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("This engine has ", batch.size(),
-                       " features. Received: ", activations.size(), " dims"));
-    }
+    TF_RETURN_IF_ERROR(
+        CheckListSize("features", "dims", batch.size(), activations.size()));
     for (size_t f = 0; f < batch.size(); ++f) {
       const RaggedIds& ids = batch[f];
       const int32_t t = config.table_of_feature[f];
@@ -196,18 +202,15 @@ class DequeueStepOp : public ActivationsOp {
  public:
   using ActivationsOp::ActivationsOp;
 
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
-    int32_t replica;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
-    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
+  absl::Status RunOn(OpKernelContext* ctx, EngineResource& resource,
+                     int32_t replica) override {
+    HostEngine& engine = resource.engine();
     std::shared_ptr<const Batch> batch;
-    OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
-    OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
-    const absl::Status status = Finished(
-        [&] { return LookUp(ctx, engine->engine().config(), *batch); });
-    engine->engine().FinishDequeue(replica, status.ok());
-    OP_REQUIRES_OK(ctx, status);
+    TF_RETURN_IF_ERROR(CheckStaticShapes(engine.config()));
+    TF_RETURN_IF_ERROR(ToTf(engine.BeginDequeue(replica, &batch)));
+    return RunAndFinish(
+        [&] { return LookUp(ctx, engine.config(), *batch); },
+        [&](bool looked_up) { engine.FinishDequeue(replica, looked_up); });
   }
 };
 
@@ -215,42 +218,21 @@ class LookUpStepOp : public ActivationsOp {
  public:
   using ActivationsOp::ActivationsOp;
 
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
-    int32_t replica;
-    const Tensor* token;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
-    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
-    OP_REQUIRES_OK(ctx, ctx->input("token", &token));
-    OP_REQUIRES_OK(ctx, CheckRank("token", *token, 0));
+  absl::Status RunOn(OpKernelContext* ctx, EngineResource& engine,
+                     int32_t replica) override {
+    int64_t token;
     std::shared_ptr<const Batch> batch;
-    OP_REQUIRES_OK(ctx, CheckStaticShapes(engine->engine().config()));
-    OP_REQUIRES_OK(ctx, ToTf(engine->tokens().Find(
-                            replica, token->scalar<int64_t>()(), &batch)));
-    OP_REQUIRES_OK(ctx, LookUp(ctx, engine->engine().config(), *batch));
+    TF_RETURN_IF_ERROR(GetScalar(ctx, "token", &token));
+    TF_RETURN_IF_ERROR(CheckStaticShapes(engine.engine().config()));
+    TF_RETURN_IF_ERROR(ToTf(engine.tokens().Find(replica, token, &batch)));
+    return LookUp(ctx, engine.engine().config(), *batch);
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int32_t>("Tids"),
-                        EnqueueStepOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>EnqueueStep")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int64_t>("Tids"),
-                        EnqueueStepOp<int64_t>);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>OpenStep")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int32_t>("Tids"),
-                        OpenStepOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>OpenStep")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int64_t>("Tids"),
-                        OpenStepOp<int64_t>);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>LookUpStep").Device(DEVICE_CPU),
-                        LookUpStepOp);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>DequeueStep").Device(DEVICE_CPU),
-                        DequeueStepOp);
+LM_REGISTER_ID_KERNELS("EnqueueStep", EnqueueStepOp);
+LM_REGISTER_ID_KERNELS("OpenStep", OpenStepOp);
+LM_REGISTER_KERNEL("DequeueStep", DequeueStepOp);
+LM_REGISTER_KERNEL("LookUpStep", LookUpStepOp);
 
 }  // namespace
 }  // namespace layoutmap

@@ -1,26 +1,50 @@
 #include "cc/kernels/engine_resource.h"
 
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/tensor.h"
+
 namespace layoutmap {
 
 using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
 
 absl::Status GetEngine(OpKernelContext* ctx, EnginePtr* engine) {
-  TF_RETURN_IF_ERROR(CheckRank("engine", ctx->input(0), 0));
-  return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0),
+  const tensorflow::Tensor* handle;
+  TF_RETURN_IF_ERROR(GetInput(ctx, "engine", 0, &handle));
+  return tensorflow::LookupResource(ctx, handle->scalar<ResourceHandle>()(),
                                     engine);
 }
 
-absl::Status GetReplica(OpKernelContext* ctx, int32_t* replica) {
-  TF_RETURN_IF_ERROR(CheckRank("replica", ctx->input(1), 0));
-  *replica = ctx->input(1).scalar<int32_t>()();
-  return absl::OkStatus();
+void EngineOp::Run(OpKernelContext* ctx) {
+  EnginePtr engine;
+  int32_t replica;
+  OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
+  OP_REQUIRES_OK(ctx, GetScalar(ctx, "replica", &replica));
+  OP_REQUIRES_OK(ctx, RunOn(ctx, *engine, replica));
 }
 
-absl::Status CheckAllUsed(const char* input, int needed, int received) {
-  if (needed == received) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("This engine's tables need ",
-                                                 needed, " `", input,
-                                                 "`. Received: ", received));
+absl::Status EngineOp::CheckListSize(const char* things,
+                                     const char* received_as, size_t expected,
+                                     int received) {
+  if (received == static_cast<int>(expected)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("This engine has ", expected, " ", things,
+                   ". Received: ", received, " ", received_as));
+}
+
+tensorflow::DataType HalfDtype(const TableSpec& table) {
+  return table.row_type == RowType::kBfloat16 ? tensorflow::DT_BFLOAT16
+                                              : tensorflow::DT_HALF;
 }
 
 }  // namespace layoutmap

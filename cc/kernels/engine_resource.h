@@ -3,14 +3,20 @@
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_RESOURCE_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_RESOURCE_H_
 
-#include <exception>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "cc/core/host_engine.h"
-#include "cc/core/token_steps.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/token_steps.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace layoutmap {
@@ -35,24 +41,36 @@ class EngineResource : public tensorflow::ResourceBase {
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;
 
-// The engine of the op's first input, and the number in its second.
+// The engine of the input `engine`.
 absl::Status GetEngine(tensorflow::OpKernelContext* ctx, EnginePtr* engine);
-absl::Status GetReplica(tensorflow::OpKernelContext* ctx, int32_t* replica);
 
-// Refuses variables beyond those that the engine's tables need.
-absl::Status CheckAllUsed(const char* input, int needed, int received);
+// An op that works on the inputs `engine` and `replica`.
+class EngineOp : public Kernel {
+ public:
+  using Kernel::Kernel;
 
-// What `run` returns; an error also where it throws for lack of memory, so that
-// the engine always hears the end of what it began.
-template <typename Run>
-absl::Status Finished(const Run& run) {
-  try {
-    return run();
-  } catch (const std::exception& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("Not enough memory: ", error.what()));
+ protected:
+  virtual absl::Status RunOn(tensorflow::OpKernelContext* ctx,
+                             EngineResource& engine, int32_t replica) = 0;
+
+  // Refuses a list that must have one for each of the engine's `things`.
+  static absl::Status CheckListSize(const char* things, const char* received_as,
+                                    size_t expected, int received);
+  // Runs what the engine has begun, and tells it by `finish(succeeded)` how it
+  // ended, also where it throws for lack of memory.
+  template <typename Work, typename Finish>
+  static absl::Status RunAndFinish(const Work& work, const Finish& finish) {
+    const absl::Status status = CatchAllTf(work);
+    finish(status.ok());
+    return status;
   }
-}
+
+ private:
+  void Run(tensorflow::OpKernelContext* ctx) final;
+};
+
+// How TensorFlow calls a table's 16-bit rows.
+tensorflow::DataType HalfDtype(const TableSpec& table);
 
 }  // namespace layoutmap
 

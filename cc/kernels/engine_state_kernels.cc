@@ -1,17 +1,23 @@
 // Where the host engine is, and how to make it forget.
 
-#include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/engine/token_steps.h"
 #include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace layoutmap {
 namespace {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class ResetHostEngineOp : public Kernel {
  public:
@@ -25,18 +31,16 @@ class ResetHostEngineOp : public Kernel {
   }
 };
 
-class PassStepOp : public Kernel {
+class PassStepOp : public EngineOp {
  public:
-  using Kernel::Kernel;
+  using EngineOp::EngineOp;
 
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
-    int32_t replica;
+  absl::Status RunOn(OpKernelContext*, EngineResource& engine,
+                     int32_t replica) override {
     std::shared_ptr<const Batch> batch;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
-    OP_REQUIRES_OK(ctx, GetReplica(ctx, &replica));
-    OP_REQUIRES_OK(ctx, ToTf(engine->engine().BeginDequeue(replica, &batch)));
-    engine->engine().FinishDequeue(replica, true);
+    TF_RETURN_IF_ERROR(ToTf(engine.engine().BeginDequeue(replica, &batch)));
+    engine.engine().FinishDequeue(replica, true);
+    return absl::OkStatus();
   }
 };
 
@@ -45,63 +49,61 @@ class DescribeHostEngineOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(OpKernelContext* ctx) override {
-    enum {
-      kPending,
-      kAwaiting,
-      kNumUpdates,
-      kPoisoned,
-      kIsHeld,
-      kFeatureCounts,
-      kTableCounts,
-      kNumOpen,
-      kNumFollowed
-    };
     EnginePtr engine;
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     const HostEngine::Description d = engine->engine().Describe();
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kPending, d.pending));
-    const TensorShape by_replica({static_cast<int64_t>(d.awaiting.size())});
-    Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(kAwaiting, by_replica, &out));
-    std::copy(d.awaiting.begin(), d.awaiting.end(), out->flat<bool>().data());
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(kNumUpdates, {}, &out));
-    out->scalar<int64_t>()() = d.num_updates;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(kPoisoned, {}, &out));
-    out->scalar<tensorflow::tstring>()() = d.poisoned;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(kIsHeld, {}, &out));
-    out->scalar<bool>()() = d.is_held;
-    const auto num_features = static_cast<int64_t>(d.features.size());
-    const auto num_tables = static_cast<int64_t>(d.tables.size());
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(kFeatureCounts, {num_features, 5}, &out));
-    auto features = out->matrix<int64_t>();
-    for (int64_t f = 0; f < num_features; ++f) {
-      const HostEngine::FeatureCounts& counts = d.features[f];
-      features(f, 0) = counts.num_samples;
-      features(f, 1) = counts.ids.num_ids;
-      features(f, 2) = counts.ids.num_dropped;
-      features(f, 3) = counts.ids.num_clipped;
-      features(f, 4) = counts.ids.num_truncated;
-    }
+    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "pending", d.pending));
+    OP_REQUIRES_OK(ctx, SetVector<bool>(ctx, "awaiting", d.awaiting));
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "num_updates", d.num_updates));
     OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kTableCounts, {num_tables, 2}, &out));
-    auto tables = out->matrix<int64_t>();
-    for (int64_t t = 0; t < num_tables; ++t) {
-      tables(t, 0) = d.tables[t].num_lookups;
-      tables(t, 1) = d.tables[t].num_unique_rows;
-    }
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kNumOpen, engine->tokens().NumOpen()));
+                   SetScalar<tensorflow::tstring>(ctx, "poisoned", d.poisoned));
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "held", d.is_held));
+    OP_REQUIRES_OK(ctx, SetFeatureCounts(ctx, d.features));
+    OP_REQUIRES_OK(ctx, SetTableCounts(ctx, d.tables));
+    const TokenSteps& tokens = engine->tokens();
+    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "num_open", tokens.NumOpen()));
     OP_REQUIRES_OK(
-        ctx, SetOutput(ctx, kNumFollowed, engine->tokens().NumFollowed()));
+        ctx, SetVector<int64_t>(ctx, "num_followed", tokens.NumFollowed()));
+  }
+
+ private:
+  static absl::Status SetFeatureCounts(
+      OpKernelContext* ctx,
+      const std::vector<HostEngine::FeatureCounts>& features) {
+    const auto num_features = static_cast<int64_t>(features.size());
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output("feature_counts", {num_features, 5}, &out));
+    auto rows = out->matrix<int64_t>();
+    for (int64_t f = 0; f < num_features; ++f) {
+      rows(f, 0) = features[f].num_samples;
+      rows(f, 1) = features[f].ids.num_ids;
+      rows(f, 2) = features[f].ids.num_dropped;
+      rows(f, 3) = features[f].ids.num_clipped;
+      rows(f, 4) = features[f].ids.num_truncated;
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status SetTableCounts(
+      OpKernelContext* ctx,
+      const std::vector<HostEngine::TableCounts>& tables) {
+    const auto num_tables = static_cast<int64_t>(tables.size());
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output("table_counts", {num_tables, 2}, &out));
+    auto rows = out->matrix<int64_t>();
+    for (int64_t t = 0; t < num_tables; ++t) {
+      rows(t, 0) = tables[t].num_lookups;
+      rows(t, 1) = tables[t].num_unique_rows;
+    }
+    return absl::OkStatus();
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>PassStep").Device(DEVICE_CPU),
-                        PassStepOp);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>ResetHostEngine").Device(DEVICE_CPU),
-                        ResetHostEngineOp);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>DescribeHostEngine").Device(DEVICE_CPU),
-                        DescribeHostEngineOp);
+LM_REGISTER_KERNEL("PassStep", PassStepOp);
+LM_REGISTER_KERNEL("ResetHostEngine", ResetHostEngineOp);
+LM_REGISTER_KERNEL("DescribeHostEngine", DescribeHostEngineOp);
 
 }  // namespace
 }  // namespace layoutmap

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -10,7 +11,17 @@
 #include <string>
 #include <thread>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "cc/condition_wait.h"
+#include "cc/core/base/catch_all.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/threadpool.h"
 
@@ -25,19 +36,22 @@ absl::Status ToTf(const Status& status) {
     case Code::kFailedPrecondition:
     case Code::kNotYet:
       return absl::FailedPreconditionError(status.message());
+    case Code::kOutOfMemory:
+      return absl::ResourceExhaustedError(status.message());
+    case Code::kInternal:
+      return absl::InternalError(status.message());
   }
   return absl::OkStatus();
 }
 
 void Kernel::Compute(tensorflow::OpKernelContext* ctx) {
-  try {
+  const Status status = CatchAll([&] {
     Run(ctx);
-  } catch (const std::exception& error) {
-    // std::bad_alloc and std::length_error; nothing else is thrown here.
-    ctx->SetStatus(absl::ResourceExhaustedError(
-        absl::StrCat(name(), ": out of memory for its temporary values (",
-                     error.what(), ")")));
-  }
+    return Status();
+  });
+  if (status.ok()) return;
+  ctx->SetStatus(ToTf(
+      Status(status.code(), absl::StrCat(name(), ": ", status.message()))));
 }
 
 namespace {
@@ -134,11 +148,32 @@ absl::Status CheckRank(const char* name, const tensorflow::Tensor& tensor,
                                                  tensor.shape().DebugString()));
 }
 
+absl::Status GetInput(tensorflow::OpKernelContext* ctx, const char* name,
+                      int rank, const tensorflow::Tensor** tensor) {
+  TF_RETURN_IF_ERROR(ctx->input(name, tensor));
+  return CheckRank(name, **tensor, rank);
+}
+
 absl::Status GetPlacement(tensorflow::OpKernelConstruction* ctx,
                           Placement* placement) {
   std::string name;
-  absl::Status status = ctx->GetAttr("placement", &name);
-  return status.ok() ? ToTf(ParsePlacement(name, placement)) : status;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("placement", &name));
+  return ToTf(ParsePlacement(name, placement));
+}
+
+absl::Status GetOptimizer(tensorflow::OpKernelConstruction* ctx,
+                          Optimizer* optimizer) {
+  std::string name;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("optimizer", &name));
+  return ToTf(ParseOptimizer(name, optimizer));
+}
+
+absl::Status GetPartition(tensorflow::OpKernelContext* ctx, Placement placement,
+                          RowPartition* partition) {
+  const tensorflow::Tensor* offsets;
+  TF_RETURN_IF_ERROR(GetInput(ctx, "offsets", 1, &offsets));
+  return ToTf(
+      RowPartition::Make(placement, View<int64_t>(*offsets), partition));
 }
 
 }  // namespace layoutmap

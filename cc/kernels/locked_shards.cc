@@ -1,17 +1,35 @@
 #include "cc/kernels/locked_shards.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+
+absl::Status CheckNumVariables(const std::string& needs, const char* input,
+                               int64_t expected, int64_t received) {
+  if (expected == received) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      needs, " ", expected, " `", input, "`. Received: ", received));
+}
 
 LockedShards::~LockedShards() {
   for (Mutex mu : locked_) {
@@ -95,46 +113,6 @@ absl::Status LockedShards::CheckShards(int first, const std::string& table,
   return absl::OkStatus();
 }
 
-absl::Status LockedShards::HalfView(int first, const std::string& table,
-                                    const RowPartition& partition,
-                                    RowType row_type,
-                                    const TensorShape& row_shape,
-                                    ShardedView<const uint16_t>* view) const {
-  TF_RETURN_IF_ERROR(CheckShards(first, table, partition,
-                                 row_type == RowType::kBfloat16
-                                     ? tensorflow::DT_BFLOAT16
-                                     : tensorflow::DT_HALF,
-                                 row_shape));
-  view->partition = &partition;
-  view->dim = row_shape.num_elements();
-  view->shards.clear();
-  for (int s = 0; s < partition.num_shards(); ++s) {
-    view->shards.push_back(
-        static_cast<const uint16_t*>(variables_[first + s]->tensor()->data()));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LockedShards::MutableHalfView(tensorflow::OpKernelContext* ctx,
-                                           int first, const std::string& table,
-                                           const RowPartition& partition,
-                                           RowType row_type,
-                                           const TensorShape& row_shape,
-                                           ShardedView<uint16_t>* view) {
-  ShardedView<const uint16_t> checked;
-  TF_RETURN_IF_ERROR(
-      HalfView(first, table, partition, row_type, row_shape, &checked));
-  view->partition = &partition;
-  view->dim = checked.dim;
-  view->shards.clear();
-  for (int s = 0; s < partition.num_shards(); ++s) {
-    TF_RETURN_IF_ERROR(OwnValue(ctx, first + s));
-    view->shards.push_back(
-        static_cast<uint16_t*>(variables_[first + s]->tensor()->data()));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status LockedShards::MutableCount(tensorflow::OpKernelContext* ctx, int i,
                                         const std::string& table,
                                         int64_t** count) {
@@ -175,12 +153,8 @@ absl::Status LockedShards::ByteView(const std::string& table,
                      tensorflow::DataTypeString(dtype), " cannot be copied"));
   }
   TF_RETURN_IF_ERROR(CheckShards(0, table, partition, dtype, row_shape));
-  view->partition = &partition;
-  view->dim = row_shape.num_elements() * tensorflow::DataTypeSize(dtype);
-  view->shards.clear();
-  for (int s = 0; s < partition.num_shards(); ++s) {
-    view->shards.push_back(variables_[s]->tensor()->tensor_data().data());
-  }
+  Fill(0, partition, row_shape.num_elements() * tensorflow::DataTypeSize(dtype),
+       view);
   return absl::OkStatus();
 }
 

@@ -3,17 +3,25 @@
 #ifndef TF_LAYOUTMAP_KERNELS_LOCKED_SHARDS_H_
 #define TF_LAYOUTMAP_KERNELS_LOCKED_SHARDS_H_
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cc/core/lookup.h"
-#include "cc/core/row_partition.h"
-#include "cc/core/simd/row_kernels.h"
+#include "absl/status/status.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/tables/sharded_view.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
+
+// Refuses a list `input` with more or fewer variables than the tables have;
+// `needs` begins the message: "Table 'ads' needs".
+absl::Status CheckNumVariables(const std::string& needs, const char* input,
+                               int64_t expected, int64_t received);
 
 class LockedShards {
  public:
@@ -31,42 +39,32 @@ class LockedShards {
                     const std::vector<const char*>& inputs, Mode mode);
 
   // Variables [first, first + num_shards) as the rows of a table, refused
-  // unless they are initialised, of T's dtype and [shard size, *row_shape].
+  // unless they are initialized, of `dtype` and [shard size, *row_shape].
+  // 16-bit rows, of any dtype, are viewed as their bits, uint16_t.
   template <typename T>
-  absl::Status View(int first, const std::string& table,
-                    const RowPartition& partition,
-                    const tensorflow::TensorShape& row_shape,
-                    ShardedView<const T>* view) const;
+  absl::Status View(
+      int first, const std::string& table, const RowPartition& partition,
+      const tensorflow::TensorShape& row_shape, ShardedView<const T>* view,
+      tensorflow::DataType dtype = tensorflow::DataTypeToEnum<T>::value) const;
 
   // The same for writing. A shard whose value somebody still holds gets a copy
   // of its own first: that reader's tensor must not change under it.
   template <typename T>
-  absl::Status MutableView(tensorflow::OpKernelContext* ctx, int first,
-                           const std::string& table,
-                           const RowPartition& partition,
-                           const tensorflow::TensorShape& row_shape,
-                           ShardedView<T>* view);
-
-  // The same two of rows of 16 bits, as their bits.
-  absl::Status HalfView(int first, const std::string& table,
-                        const RowPartition& partition, RowType row_type,
-                        const tensorflow::TensorShape& row_shape,
-                        ShardedView<const uint16_t>* view) const;
-  absl::Status MutableHalfView(tensorflow::OpKernelContext* ctx, int first,
-                               const std::string& table,
-                               const RowPartition& partition, RowType row_type,
-                               const tensorflow::TensorShape& row_shape,
-                               ShardedView<uint16_t>* view);
-
-  // An int64 scalar, to read and to write.
-  absl::Status MutableCount(tensorflow::OpKernelContext* ctx, int i,
-                            const std::string& table, int64_t** count);
+  absl::Status MutableView(
+      tensorflow::OpKernelContext* ctx, int first, const std::string& table,
+      const RowPartition& partition, const tensorflow::TensorShape& row_shape,
+      ShardedView<T>* view,
+      tensorflow::DataType dtype = tensorflow::DataTypeToEnum<T>::value);
 
   // The same as bytes, for any dtype that can be copied as such.
   absl::Status ByteView(const std::string& table, const RowPartition& partition,
                         tensorflow::DataType dtype,
                         const tensorflow::TensorShape& row_shape,
                         ShardedView<const char>* view) const;
+
+  // An int64 scalar, to read and to write.
+  absl::Status MutableCount(tensorflow::OpKernelContext* ctx, int i,
+                            const std::string& table, int64_t** count);
 
   // Of the first variable, whatever it is.
   absl::Status FirstRowShape(const std::string& table,
@@ -84,6 +82,19 @@ class LockedShards {
                            const tensorflow::TensorShape& row_shape) const;
   absl::Status OwnValue(tensorflow::OpKernelContext* ctx, int i);
 
+  // Of checked shards; `dim` values of T are a row.
+  template <typename T>
+  void Fill(int first, const RowPartition& partition, int64_t dim,
+            ShardedView<T>* view) const {
+    view->partition = &partition;
+    view->dim = dim;
+    view->shards.clear();
+    for (int s = 0; s < partition.num_shards(); ++s) {
+      view->shards.push_back(
+          static_cast<T*>(variables_[first + s]->tensor()->data()));
+    }
+  }
+
   // TensorFlow has deprecated the name of this type, not what returns it.
   using Mutex = decltype(std::declval<tensorflow::Var>().mu());
 
@@ -96,16 +107,10 @@ template <typename T>
 absl::Status LockedShards::View(int first, const std::string& table,
                                 const RowPartition& partition,
                                 const tensorflow::TensorShape& row_shape,
-                                ShardedView<const T>* view) const {
-  TF_RETURN_IF_ERROR(CheckShards(first, table, partition,
-                                 tensorflow::DataTypeToEnum<T>::value,
-                                 row_shape));
-  view->partition = &partition;
-  view->dim = row_shape.num_elements();
-  view->shards.clear();
-  for (int s = 0; s < partition.num_shards(); ++s) {
-    view->shards.push_back(variables_[first + s]->tensor()->flat<T>().data());
-  }
+                                ShardedView<const T>* view,
+                                tensorflow::DataType dtype) const {
+  TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dtype, row_shape));
+  Fill(first, partition, row_shape.num_elements(), view);
   return absl::OkStatus();
 }
 
@@ -114,16 +119,13 @@ absl::Status LockedShards::MutableView(tensorflow::OpKernelContext* ctx,
                                        int first, const std::string& table,
                                        const RowPartition& partition,
                                        const tensorflow::TensorShape& row_shape,
-                                       ShardedView<T>* view) {
-  ShardedView<const T> checked;
-  TF_RETURN_IF_ERROR(View<T>(first, table, partition, row_shape, &checked));
-  view->partition = &partition;
-  view->dim = checked.dim;
-  view->shards.clear();
+                                       ShardedView<T>* view,
+                                       tensorflow::DataType dtype) {
+  TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dtype, row_shape));
   for (int s = 0; s < partition.num_shards(); ++s) {
     TF_RETURN_IF_ERROR(OwnValue(ctx, first + s));
-    view->shards.push_back(variables_[first + s]->tensor()->flat<T>().data());
   }
+  Fill(first, partition, row_shape.num_elements(), view);
   return absl::OkStatus();
 }
 

@@ -1,13 +1,29 @@
 // The pooled gather and the fused update, straight on the variables.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
-#include "cc/core/apply.h"
-#include "cc/core/lookup.h"
-#include "cc/core/ragged_ids.h"
-#include "cc/core/step.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/optimizers/apply.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {
@@ -18,32 +34,9 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Ids and splits as they enter any of these ops, checked; gains come ready.
-template <typename Tid>
-absl::Status CheckedIds(const FeatureSpec& spec, const Tensor& ids,
-                        const Tensor& row_splits, const Tensor& gains,
-                        RaggedIds* checked) {
-  TF_RETURN_IF_ERROR(CheckRank("ids", ids, 1));
-  TF_RETURN_IF_ERROR(CheckRank("row_splits", row_splits, 1));
-  if (gains.shape() != ids.shape()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Feature '", spec.feature, "': gains must be one per id. Received: ",
-        gains.shape().DebugString(), ", with ids ", ids.shape().DebugString()));
-  }
-  FeatureInput<Tid> input;
-  input.ids = View<Tid>(ids);
-  input.splits = View<int64_t>(row_splits);
-  input.num_samples = input.splits.size() - 1;
-  return ToTf(RaggedIds::Make(spec, input, checked));
-}
-
-// Refuses shards that the partition does not know.
-absl::Status CheckCount(const char* input, const std::string& table,
-                        int64_t expected, int64_t received) {
-  if (received == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("Table '", table, "' needs ",
-                                                 expected, " `", input,
-                                                 "`. Received: ", received));
+// The beginning of messages about too many or too few variables.
+std::string Needs(const std::string& table) {
+  return "Table '" + table + "' needs";
 }
 
 template <typename Tid>
@@ -57,41 +50,56 @@ class LookupRowsOp : public Kernel {
   }
 
   void Run(OpKernelContext* ctx) override {
-    const Tensor* offsets;
-    const Tensor* id_values;
-    const Tensor* row_splits;
-    const Tensor* gains;
-    OP_REQUIRES_OK(ctx, ctx->input("offsets", &offsets));
-    OP_REQUIRES_OK(ctx, ctx->input("ids", &id_values));
-    OP_REQUIRES_OK(ctx, ctx->input("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input("gains", &gains));
     RowPartition partition;
-    OP_REQUIRES_OK(ctx, CheckRank("offsets", *offsets, 1));
-    OP_REQUIRES_OK(ctx, ToTf(RowPartition::Make(
-                            placement_, View<int64_t>(*offsets), &partition)));
-    FeatureSpec spec = spec_;
-    spec.num_rows = partition.num_rows();
+    OP_REQUIRES_OK(ctx, GetPartition(ctx, placement_, &partition));
     RaggedIds ids;
-    OP_REQUIRES_OK(
-        ctx, CheckedIds<Tid>(spec, *id_values, *row_splits, *gains, &ids));
+    Span<const float> gains;
+    OP_REQUIRES_OK(ctx, ReadIds(ctx, partition, &ids, &gains));
 
     LockedShards shards;
     OP_REQUIRES_OK(ctx,
                    shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
     ShardedView<const float> table;
-    OP_REQUIRES_OK(ctx, shards.View(0, spec.table, partition, {dim_}, &table));
-    OP_REQUIRES_OK(ctx, CheckCount("shards", spec.table, partition.num_shards(),
-                                   shards.size()));
+    OP_REQUIRES_OK(ctx, shards.View(0, spec_.table, partition, {dim_}, &table));
+    OP_REQUIRES_OK(ctx,
+                   CheckNumVariables(Needs(spec_.table), "shards",
+                                     partition.num_shards(), shards.size()));
     TensorShape shape({ids.num_outputs()});
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(dim_));
     Tensor* activations = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &activations));
-    Lookup(table, ids.rows(), ids.splits(), View<float>(*gains),
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output("activations", shape, &activations));
+    Lookup(table, ids.rows(), ids.splits(), gains,
            RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
            {activations->flat<float>().data(), ids.num_outputs(), dim_});
   }
 
  private:
+  // Ids and splits, checked; gains come ready.
+  absl::Status ReadIds(OpKernelContext* ctx, const RowPartition& partition,
+                       RaggedIds* checked, Span<const float>* gains) const {
+    const Tensor* ids;
+    const Tensor* row_splits;
+    const Tensor* factors;
+    TF_RETURN_IF_ERROR(GetInput(ctx, "ids", 1, &ids));
+    TF_RETURN_IF_ERROR(GetInput(ctx, "row_splits", 1, &row_splits));
+    TF_RETURN_IF_ERROR(ctx->input("gains", &factors));
+    if (factors->shape() != ids->shape()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Feature '", spec_.feature, "': gains must be one per id. Received: ",
+          factors->shape().DebugString(), ", with ids ",
+          ids->shape().DebugString()));
+    }
+    *gains = View<float>(*factors);
+    FeatureSpec spec = spec_;
+    spec.num_rows = partition.num_rows();
+    FeatureInput<Tid> input;
+    input.ids = View<Tid>(*ids);
+    input.splits = View<int64_t>(*row_splits);
+    input.num_samples = input.splits.size() - 1;
+    return ToTf(RaggedIds::Make(spec, input, checked));
+  }
+
   FeatureSpec spec_;
   Placement placement_;
   int64_t dim_;
@@ -105,11 +113,11 @@ Status CheckUniqueRows(int64_t num_rows, Span<const Tid> rows,
   bool ok = splits.size() == rows.size() + 1 && splits[0] == 0 &&
             splits[rows.size()] == positions.size();
   for (int64_t u = 0; ok && u < rows.size(); ++u) {
-    ok = splits[u] <= splits[u + 1] && rows[u] >= 0 && rows[u] < num_rows &&
+    ok = splits[u] <= splits[u + 1] && !IsOutside(rows[u], num_rows) &&
          (u == 0 || rows[u - 1] < rows[u]);
   }
   for (int32_t position : positions) {
-    ok = ok && position >= 0 && position < positions.size();
+    ok = ok && !IsOutside(position, positions.size());
   }
   return ok ? Status()
             : InvalidArgument(
@@ -122,38 +130,33 @@ template <typename Tid>
 class ApplyRowGradientsOp : public Kernel {
  public:
   explicit ApplyRowGradientsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
-    std::string optimizer;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
-    OP_REQUIRES_OK(ctx, ToTf(ParseOptimizer(optimizer, &optimizer_)));
+    OP_REQUIRES_OK(ctx, GetOptimizer(ctx, &optimizer_));
     OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
   }
 
   void Run(OpKernelContext* ctx) override {
-    auto input = [&](const char* name) {
-      const Tensor* tensor = nullptr;
-      ctx->SetStatus(ctx->input(name, &tensor));
-      return tensor;
-    };
-    const Tensor* gradients = input("gradients");
-    const Tensor* gains = input("gains");
-    const Tensor* row_splits = input("row_splits");
-    const Tensor* hyperparameters = input("hyperparameters");
-    for (const char* name :
-         {"offsets", "unique_rows", "unique_splits", "positions", "row_splits",
-          "gains", "hyperparameters"}) {
-      OP_REQUIRES_OK(ctx, CheckRank(name, *input(name), 1));
-    }
-    const Span<const Tid> rows = View<Tid>(*input("unique_rows"));
-    const Span<const int64_t> splits = View<int64_t>(*input("unique_splits"));
-    const Span<const int32_t> positions = View<int32_t>(*input("positions"));
+    const Tensor* unique_rows;
+    const Tensor* unique_splits;
+    const Tensor* unique_positions;
+    const Tensor* row_splits;
+    const Tensor* gains;
+    const Tensor* gradients;
+    const Tensor* hyperparameters;
     RowPartition partition;
-    OP_REQUIRES_OK(
-        ctx, ToTf(RowPartition::Make(
-                 placement_, View<int64_t>(*input("offsets")), &partition)));
+    OP_REQUIRES_OK(ctx, GetPartition(ctx, placement_, &partition));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "unique_rows", 1, &unique_rows));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "unique_splits", 1, &unique_splits));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "positions", 1, &unique_positions));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "row_splits", 1, &row_splits));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "gains", 1, &gains));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "gradients", 2, &gradients));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "hyperparameters", 1, &hyperparameters));
+    const Span<const Tid> rows = View<Tid>(*unique_rows);
+    const Span<const int64_t> splits = View<int64_t>(*unique_splits);
+    const Span<const int32_t> positions = View<int32_t>(*unique_positions);
     OP_REQUIRES_OK(ctx, ToTf(CheckUniqueRows<Tid>(partition.num_rows(), rows,
                                                   splits, positions)));
-    OP_REQUIRES_OK(ctx, CheckRank("gradients", *gradients, 2));
     const int64_t num_samples = gradients->dim_size(0);
     const int64_t dim = gradients->dim_size(1);
     OP_REQUIRES_OK(
@@ -166,11 +169,11 @@ class ApplyRowGradientsOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("shards", &shard_handles));
     OP_REQUIRES_OK(ctx, ctx->input_list("slots", &slot_handles));
     const int64_t num_shards = partition.num_shards();
-    OP_REQUIRES_OK(
-        ctx, CheckCount("shards", table_, num_shards, shard_handles.size()));
-    OP_REQUIRES_OK(
-        ctx, CheckCount("slots", table_, NumSlots(optimizer_) * num_shards,
-                        slot_handles.size()));
+    OP_REQUIRES_OK(ctx, CheckNumVariables(Needs(table_), "shards", num_shards,
+                                          shard_handles.size()));
+    OP_REQUIRES_OK(ctx, CheckNumVariables(Needs(table_), "slots",
+                                          NumSlots(optimizer_) * num_shards,
+                                          slot_handles.size()));
     LockedShards shards;
     OP_REQUIRES_OK(ctx, shards.Lock(ctx, {"shards", "slots"},
                                     LockedShards::Mode::kExclusive));

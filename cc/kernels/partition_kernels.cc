@@ -1,17 +1,28 @@
 // Partition assignment, scatter decomposition, unique rows.
 
-#include "cc/core/combiner.h"
-#include "cc/core/ragged_ids.h"
-#include "cc/core/route.h"
-#include "cc/core/row_partition.h"
-#include "cc/core/unique_rows.h"
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/views.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/rows/route.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/rows/unique_rows.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {
 
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
@@ -23,21 +34,17 @@ class AssignPartitionOp : public Kernel {
   }
 
   void Run(OpKernelContext* ctx) override {
-    enum { kIds, kOffsets };
-    enum { kShards, kLocalRows };
-    const Tensor& ids = ctx->input(kIds);
-    OP_REQUIRES_OK(ctx, CheckRank("offsets", ctx->input(kOffsets), 1));
+    const Tensor* ids;
     RowPartition partition;
-    OP_REQUIRES_OK(
-        ctx, ToTf(RowPartition::Make(
-                 placement_, View<int64_t>(ctx->input(kOffsets)), &partition)));
+    OP_REQUIRES_OK(ctx, ctx->input("ids", &ids));
+    OP_REQUIRES_OK(ctx, GetPartition(ctx, placement_, &partition));
     Tensor* shards = nullptr;
     Tensor* local_rows = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(kShards, ids.shape(), &shards));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("shards", ids->shape(), &shards));
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output("local_rows", ids->shape(), &local_rows));
     OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kLocalRows, ids.shape(), &local_rows));
-    OP_REQUIRES_OK(ctx,
-                   ToTf(AssignPartition<Tid>(partition, View<Tid>(ids),
+                   ToTf(AssignPartition<Tid>(partition, View<Tid>(*ids),
                                              MutableView<int32_t>(shards),
                                              MutableView<Tid>(local_rows))));
   }
@@ -55,30 +62,29 @@ class RouteIdsOp : public Kernel {
   }
 
   void Run(OpKernelContext* ctx) override {
-    enum { kIds, kOffsets };
-    enum { kLocalRows, kSplits, kPermutation, kInverse };
-    OP_REQUIRES_OK(ctx, CheckRank("ids", ctx->input(kIds), 1));
-    OP_REQUIRES_OK(ctx, CheckRank("offsets", ctx->input(kOffsets), 1));
+    const Tensor* id_values;
     RowPartition partition;
-    OP_REQUIRES_OK(
-        ctx, ToTf(RowPartition::Make(
-                 placement_, View<int64_t>(ctx->input(kOffsets)), &partition)));
-    const Span<const Tid> ids = View<Tid>(ctx->input(kIds));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "ids", 1, &id_values));
+    OP_REQUIRES_OK(ctx, GetPartition(ctx, placement_, &partition));
+    const Span<const Tid> ids = View<Tid>(*id_values);
     if (!unique_) {
       // Straight into the outputs: their sizes are known before.
       Tensor *local_rows, *splits, *permutation, *inverse;
-      const TensorShape& shape = ctx->input(kIds).shape();
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(kLocalRows, shape, &local_rows));
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(
-                              kSplits, ctx->input(kOffsets).shape(), &splits));
+      const TensorShape& shape = id_values->shape();
+      const TensorShape splits_shape({partition.num_shards() + int64_t{1}});
+      OpOutputList inverses;
       OP_REQUIRES_OK(ctx,
-                     ctx->allocate_output(kPermutation, shape, &permutation));
+                     ctx->allocate_output("local_rows", shape, &local_rows));
+      OP_REQUIRES_OK(ctx,
+                     ctx->allocate_output("splits", splits_shape, &splits));
+      OP_REQUIRES_OK(ctx,
+                     ctx->allocate_output("permutation", shape, &permutation));
       // A quarter of the work, for which few programs have a use.
+      OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverses));
       OP_REQUIRES_OK(
-          ctx, ctx->allocate_output(
-                   kInverse,
-                   ctx->output_required(kInverse) ? shape : TensorShape({0}),
-                   &inverse));
+          ctx,
+          inverses.allocate(0, inverses.required(0) ? shape : TensorShape({0}),
+                            &inverse));
       OP_REQUIRES_OK(
           ctx, ToTf(RouteEachId<Tid>(
                    partition, ids, TfParallelFor(ctx),
@@ -89,10 +95,11 @@ class RouteIdsOp : public Kernel {
     }
     Route<Tid> route;
     OP_REQUIRES_OK(ctx, ToTf(RouteIds<Tid>(partition, ids, true, &route)));
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kLocalRows, route.local_rows));
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kSplits, route.splits));
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kPermutation, route.permutation));
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kInverse, route.inverse));
+    OP_REQUIRES_OK(ctx, SetVector<Tid>(ctx, "local_rows", route.local_rows));
+    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "splits", route.splits));
+    OP_REQUIRES_OK(ctx,
+                   SetVector<int32_t>(ctx, "permutation", route.permutation));
+    OP_REQUIRES_OK(ctx, SetVector<int32_t>(ctx, "inverse", route.inverse));
   }
 
  private:
@@ -113,17 +120,17 @@ class FindUniqueRowsOp : public Kernel {
   }
 
   void Run(OpKernelContext* ctx) override {
-    enum { kIds, kRowSplits, kWeights };
-    enum { kGains, kUniqueRows, kUniqueSplits, kPositions };
-    for (int i : {kIds, kRowSplits, kWeights}) {
-      constexpr const char* kNames[] = {"ids", "row_splits", "weights"};
-      OP_REQUIRES_OK(ctx, CheckRank(kNames[i], ctx->input(i), 1));
-    }
+    const Tensor* id_values;
+    const Tensor* row_splits;
+    const Tensor* weights;
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "ids", 1, &id_values));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "row_splits", 1, &row_splits));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "weights", 1, &weights));
     FeatureInput<Tid> input;
-    input.ids = View<Tid>(ctx->input(kIds));
-    input.splits = View<int64_t>(ctx->input(kRowSplits));
+    input.ids = View<Tid>(*id_values);
+    input.splits = View<int64_t>(*row_splits);
     input.num_samples = input.splits.size() - 1;
-    input.weights = View<float>(ctx->input(kWeights));
+    input.weights = View<float>(*weights);
     RaggedIds ids;
     OP_REQUIRES_OK(ctx, ToTf(RaggedIds::Make(spec_, input, &ids)));
 
@@ -133,15 +140,11 @@ class FindUniqueRowsOp : public Kernel {
 
     std::vector<float> gains(rows.size(), 1.0f);
     std::copy(ids.gains().begin(), ids.gains().end(), gains.begin());
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kGains, gains));
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kUniqueRows,
-                                  std::vector<Tid>(unique.rows.begin(),
-                                                   unique.rows.end())));
-    OP_REQUIRES_OK(ctx, SetOutput(ctx, kUniqueSplits, unique.splits));
+    OP_REQUIRES_OK(ctx, SetVector<float>(ctx, "gains", gains));
+    OP_REQUIRES_OK(ctx, SetVector<Tid>(ctx, "unique_rows", unique.rows));
     OP_REQUIRES_OK(ctx,
-                   SetOutput(ctx, kPositions,
-                             std::vector<int32_t>(unique.positions.begin(),
-                                                  unique.positions.end())));
+                   SetVector<int64_t>(ctx, "unique_splits", unique.splits));
+    OP_REQUIRES_OK(ctx, SetVector<int32_t>(ctx, "positions", unique.positions));
   }
 
  private:

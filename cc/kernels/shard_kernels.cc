@@ -1,13 +1,27 @@
 // One shard of a table on one device, as tf.dtensor hands it to each device.
 
-#include <utility>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
-#include "cc/core/apply.h"
-#include "cc/core/check_ids.h"
-#include "cc/core/unique_rows.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
+#include "cc/core/optimizers/apply.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/rows/unique_rows.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {
@@ -27,15 +41,12 @@ absl::Status ReadShard(OpKernelContext* ctx, const LockedShards& shards,
                        const std::string& table, int64_t num_rows,
                        LocalShard* shard, TensorShape* row_shape) {
   const Tensor* index;
-  const Tensor* ids;
   TF_RETURN_IF_ERROR(ctx->input("shard_index", &index));
-  TF_RETURN_IF_ERROR(ctx->input("ids", &ids));
   if (index->NumElements() != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Table '", table, "': each device takes one `shard_index`. Received: ",
         index->NumElements()));
   }
-  TF_RETURN_IF_ERROR(CheckRank("ids", *ids, 1));
   TF_RETURN_IF_ERROR(shards.FirstRowShape(table, row_shape));
   const int64_t size = shards.FirstNumRows();
   const int64_t offsets[] = {0, size};
@@ -57,11 +68,10 @@ absl::Status ReadShard(OpKernelContext* ctx, const LockedShards& shards,
 template <typename Tid>
 void SelectOwned(Span<const Tid> ids, const LocalShard& shard,
                  std::vector<uint32_t>* rows, std::vector<int64_t>* places) {
-  const uint64_t size = static_cast<uint64_t>(shard.partition.num_rows());
+  const int64_t size = shard.partition.num_rows();
   for (int64_t i = 0; i < ids.size(); ++i) {
-    const uint64_t local =
-        static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - shard.begin);
-    if (local >= size) continue;
+    const int64_t local = static_cast<int64_t>(ids[i]) - shard.begin;
+    if (IsOutside(local, size)) continue;
     rows->push_back(static_cast<uint32_t>(local));
     places->push_back(i);
   }
@@ -85,7 +95,7 @@ class LookupShardOp : public Kernel {
     OP_REQUIRES_OK(
         ctx, ReadShard(ctx, shards, table_, num_rows_, &shard, &row_shape));
     const Tensor* id_values;
-    OP_REQUIRES_OK(ctx, ctx->input("ids", &id_values));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "ids", 1, &id_values));
     const Span<const Tid> ids = View<Tid>(*id_values);
     // Every device sees all ids, so every device refuses a bad one.
     OP_REQUIRES_OK(ctx, ToTf(CheckIds(ids, num_rows_, table_)));
@@ -97,17 +107,17 @@ class LookupShardOp : public Kernel {
     TensorShape shape({1});
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(ids.size()));
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(table.dim));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &partial));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("partial_rows", shape, &partial));
     float* out = partial->flat<float>().data();
     const int64_t size = shard.partition.num_rows();
     TfParallelFor(ctx)(
         ids.size(), 10 + table.dim / 4, [&](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i) {
             const int64_t local = static_cast<int64_t>(ids[i]) - shard.begin;
-            if (local >= 0 && local < size) {
-              std::copy_n(table.row(local), table.dim, out + i * table.dim);
-            } else {
+            if (IsOutside(local, size)) {
               std::fill_n(out + i * table.dim, table.dim, 0.0f);
+            } else {
+              std::copy_n(table.row(local), table.dim, out + i * table.dim);
             }
           }
         });
@@ -123,9 +133,7 @@ template <typename Tid>
 class UpdateShardOp : public Kernel {
  public:
   explicit UpdateShardOp(OpKernelConstruction* ctx) : Kernel(ctx) {
-    std::string optimizer;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
-    OP_REQUIRES_OK(ctx, ToTf(ParseOptimizer(optimizer, &optimizer_)));
+    OP_REQUIRES_OK(ctx, GetOptimizer(ctx, &optimizer_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rows", &num_rows_));
   }
@@ -134,7 +142,7 @@ class UpdateShardOp : public Kernel {
     const Tensor* id_values;
     const Tensor* gradients;
     const Tensor* hyperparameters;
-    OP_REQUIRES_OK(ctx, ctx->input("ids", &id_values));
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "ids", 1, &id_values));
     OP_REQUIRES_OK(ctx, ctx->input("gradients", &gradients));
     OP_REQUIRES_OK(ctx, ctx->input("hyperparameters", &hyperparameters));
     OP_REQUIRES_OK(ctx,

@@ -1,15 +1,30 @@
 // Gather and scatter over the shards of a table on one device, in one op.
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <string>
 #include <type_traits>
+#include <vector>
 
-#include "cc/core/check_ids.h"
-#include "cc/core/gather.h"
-#include "cc/core/scatter.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/tables/gather.h"
+#include "cc/core/tables/scatter.h"
+#include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/numeric_types.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/register_types.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {
@@ -32,12 +47,8 @@ class TableOp : public Kernel {
  protected:
   absl::Status ReadInputs(OpKernelContext* ctx, RowPartition* partition,
                           const Tensor** ids) const {
-    const Tensor* offsets;
-    TF_RETURN_IF_ERROR(ctx->input("offsets", &offsets));
     TF_RETURN_IF_ERROR(ctx->input("ids", ids));
-    TF_RETURN_IF_ERROR(CheckRank("offsets", *offsets, 1));
-    TF_RETURN_IF_ERROR(ToTf(
-        RowPartition::Make(placement_, View<int64_t>(*offsets), partition)));
+    TF_RETURN_IF_ERROR(GetPartition(ctx, placement_, partition));
     if ((*ids)->NumElements() > std::numeric_limits<int32_t>::max()) {
       return absl::InvalidArgumentError(
           absl::StrCat("One call takes at most 2^31 - 1 ids. Received: ",
@@ -56,7 +67,9 @@ class TableOp : public Kernel {
 template <typename Tid>
 class GatherRowsOp : public TableOp {
  public:
-  using TableOp::TableOp;
+  explicit GatherRowsOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
 
   void Run(OpKernelContext* ctx) override {
     RowPartition partition;
@@ -70,24 +83,26 @@ class GatherRowsOp : public TableOp {
     TensorShape shape = ids->shape();
     OP_REQUIRES_OK(ctx, shape.AppendShapeWithStatus(row_shape));
 
-    const tensorflow::DataType dtype = output_type(0);
-    if (dtype == tensorflow::DT_STRING) {
+    if (dtype_ == tensorflow::DT_STRING) {
       ShardedView<const tstring> table;
       OP_REQUIRES_OK(ctx, shards.View(0, table_, partition, row_shape, &table));
       Tensor* rows = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output("rows", shape, &rows));
       GatherRows(table, View<Tid>(*ids), TfParallelFor(ctx),
                  rows->flat<tstring>().data());
       return;
     }
     ShardedView<const char> table;
     OP_REQUIRES_OK(
-        ctx, shards.ByteView(table_, partition, dtype, row_shape, &table));
+        ctx, shards.ByteView(table_, partition, dtype_, row_shape, &table));
     Tensor* rows = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("rows", shape, &rows));
     GatherRows(table, View<Tid>(*ids), TfParallelFor(ctx),
                static_cast<char*>(rows->data()));
   }
+
+ private:
+  tensorflow::DataType dtype_;
 };
 
 // The verbs. A quotient of integers is cut towards zero, and the one that does
@@ -219,14 +234,7 @@ class ScatterRowsOp : public TableOp {
   std::string verb_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>GatherRows")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int32_t>("Tids"),
-                        GatherRowsOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>GatherRows")
-                            .Device(DEVICE_CPU)
-                            .TypeConstraint<int64_t>("Tids"),
-                        GatherRowsOp<int64_t>);
+LM_REGISTER_ID_KERNELS("GatherRows", GatherRowsOp);
 
 #define LM_REGISTER(T)                                     \
   REGISTER_KERNEL_BUILDER(Name("LayoutMap>ScatterRows")    \

@@ -1,7 +1,10 @@
 // The host engine's ops. docs/ops.md has the contract in one table.
 
+#include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -19,6 +22,7 @@ absl::Status ActivationShapes(InferenceContext* c) {
   std::vector<int64_t> dims, lengths;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
   TF_RETURN_IF_ERROR(c->GetAttr("max_sequence_lengths", &lengths));
+  std::vector<ShapeHandle> activations;
   for (int f = 0; f < c->num_outputs(); ++f) {
     if (f >= static_cast<int>(dims.size()) ||
         f >= static_cast<int>(lengths.size())) {
@@ -30,9 +34,9 @@ absl::Status ActivationShapes(InferenceContext* c) {
       TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(lengths[f]), &shape));
     }
     TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(dims[f]), &shape));
-    c->set_output(f, shape);
+    activations.push_back(shape);
   }
-  return absl::OkStatus();
+  return c->set_output("activations", activations);
 }
 
 REGISTER_OP("LayoutMap>CreateHostEngine")
@@ -231,8 +235,7 @@ REGISTER_OP("LayoutMap>FollowStep")
     .Attr("num_features: int >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Matrix(64, 2));
-      return absl::OkStatus();
+      return SetShape(c, "mark", c->Matrix(64, 2));
     })
     .Doc(R"doc(
 Keeps gradients of a token until they are applied, or expire.
@@ -287,16 +290,16 @@ REGISTER_OP("LayoutMap>DescribeHostEngine")
     .Output("num_followed: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(2, c->Scalar());
-      c->set_output(3, c->Scalar());
-      c->set_output(4, c->Scalar());
-      c->set_output(5, c->Matrix(InferenceContext::kUnknownDim, 5));
-      c->set_output(6, c->Matrix(InferenceContext::kUnknownDim, 2));
-      c->set_output(7, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(8, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
+      constexpr auto kUnknown = InferenceContext::kUnknownDim;
+      for (const char* by_replica :
+           {"pending", "awaiting", "num_open", "num_followed"}) {
+        TF_RETURN_IF_ERROR(SetShape(c, by_replica, c->Vector(kUnknown)));
+      }
+      for (const char* scalar : {"num_updates", "poisoned", "held"}) {
+        TF_RETURN_IF_ERROR(SetShape(c, scalar, c->Scalar()));
+      }
+      TF_RETURN_IF_ERROR(SetShape(c, "feature_counts", c->Matrix(kUnknown, 5)));
+      return SetShape(c, "table_counts", c->Matrix(kUnknown, 2));
     })
     .Doc(R"doc(
 Tells where the engine's steps are.

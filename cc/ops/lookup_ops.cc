@@ -1,5 +1,8 @@
 // Ops that read and write tables. docs/ops.md has the contract in one table.
 
+#include <cstdint>
+
+#include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -10,13 +13,6 @@ namespace {
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-// One less than the length of `splits`.
-absl::Status NumSamples(InferenceContext* c, ShapeHandle splits,
-                        DimensionHandle* num_samples) {
-  TF_RETURN_IF_ERROR(c->WithRank(splits, 1, &splits));
-  return c->Subtract(c->Dim(splits, 0), 1, num_samples);
-}
 
 REGISTER_OP("LayoutMap>LookupRows")
     .Input("shards: num_shards * resource")
@@ -33,18 +29,17 @@ REGISTER_OP("LayoutMap>LookupRows")
     .Attr("Tids: {int32, int64}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      int num_shards;
       int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      ShapeHandle ids, unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(num_shards), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(num_shards + 1), 1, &ids));
-      TF_RETURN_IF_ERROR(c->Merge(ids, c->input(num_shards + 3), &ids));
+      ShapeHandle offsets, ids, row_splits, gains;
+      TF_RETURN_IF_ERROR(GetShape(c, "offsets", 1, &offsets));
+      TF_RETURN_IF_ERROR(GetShape(c, "ids", 1, &ids));
+      TF_RETURN_IF_ERROR(GetShape(c, "row_splits", 1, &row_splits));
+      TF_RETURN_IF_ERROR(GetShape(c, "gains", &gains));
+      TF_RETURN_IF_ERROR(c->Merge(ids, gains, &ids));
       DimensionHandle num_samples;
-      TF_RETURN_IF_ERROR(NumSamples(c, c->input(num_shards + 2), &num_samples));
-      c->set_output(0, c->Matrix(num_samples, dim));
-      return absl::OkStatus();
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(row_splits, 0), 1, &num_samples));
+      return SetShape(c, "activations", c->Matrix(num_samples, dim));
     })
     .Doc(R"doc(
 Adds up the rows of each sample, scaled by their gains, straight from the shards.
@@ -79,15 +74,13 @@ REGISTER_OP("LayoutMap>ApplyRowGradients")
     .Attr("Tids: {int32, int64}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      // After the handles, all are vectors but for `gradients`.
-      constexpr int kNumVectors = 8, kGradients = 6;
-      const int first = c->num_inputs() - kNumVectors;
       ShapeHandle unused;
-      for (int i = 0; i < kNumVectors; ++i) {
-        TF_RETURN_IF_ERROR(
-            c->WithRank(c->input(first + i), i == kGradients ? 2 : 1, &unused));
+      for (const char* vector :
+           {"offsets", "unique_rows", "unique_splits", "positions",
+            "row_splits", "gains", "hyperparameters"}) {
+        TF_RETURN_IF_ERROR(GetShape(c, vector, 1, &unused));
       }
-      return absl::OkStatus();
+      return GetShape(c, "gradients", 2, &unused);
     })
     .Doc(R"doc(
 Sums the gradients of each row and takes one optimizer step on it, in place.

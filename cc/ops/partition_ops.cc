@@ -1,5 +1,6 @@
 // Ops that work on ids alone. docs/ops.md has the contract in one table.
 
+#include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -18,11 +19,11 @@ REGISTER_OP("LayoutMap>AssignPartition")
     .Attr("placement: {'div', 'mod', 'offsets'}")
     .Attr("Tids: {int32, int64}")
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      c->set_output(0, c->input(0));
-      c->set_output(1, c->input(0));
-      return absl::OkStatus();
+      ShapeHandle ids, offsets;
+      TF_RETURN_IF_ERROR(GetShape(c, "ids", &ids));
+      TF_RETURN_IF_ERROR(GetShape(c, "offsets", 1, &offsets));
+      TF_RETURN_IF_ERROR(SetShape(c, "shards", ids));
+      return SetShape(c, "local_rows", ids);
     })
     .Doc(R"doc(
 Finds the shard of each global row, and its row in that shard.
@@ -47,17 +48,16 @@ REGISTER_OP("LayoutMap>RouteIds")
     .Attr("Tids: {int32, int64}")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle ids, offsets;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &ids));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &offsets));
+      TF_RETURN_IF_ERROR(GetShape(c, "ids", 1, &ids));
+      TF_RETURN_IF_ERROR(GetShape(c, "offsets", 1, &offsets));
       bool unique;
       TF_RETURN_IF_ERROR(c->GetAttr("unique", &unique));
       const ShapeHandle routed =
           unique ? c->Vector(InferenceContext::kUnknownDim) : ids;
-      c->set_output(0, routed);
-      c->set_output(1, offsets);
-      c->set_output(2, routed);
-      c->set_output(3, ids);
-      return absl::OkStatus();
+      TF_RETURN_IF_ERROR(SetShape(c, "local_rows", routed));
+      TF_RETURN_IF_ERROR(SetShape(c, "splits", offsets));
+      TF_RETURN_IF_ERROR(SetShape(c, "permutation", routed));
+      return SetShape(c, "inverse", ids);
     })
     .Doc(R"doc(
 Groups ids by the shard that owns them, in one pass.
@@ -87,14 +87,14 @@ REGISTER_OP("LayoutMap>FindUniqueRows")
     .Attr("Tids: {int32, int64}")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle ids, unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &ids));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
-      c->set_output(0, ids);
-      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(3, ids);
-      return absl::OkStatus();
+      TF_RETURN_IF_ERROR(GetShape(c, "ids", 1, &ids));
+      TF_RETURN_IF_ERROR(GetShape(c, "row_splits", 1, &unused));
+      TF_RETURN_IF_ERROR(GetShape(c, "weights", 1, &unused));
+      const ShapeHandle unknown = c->Vector(InferenceContext::kUnknownDim);
+      TF_RETURN_IF_ERROR(SetShape(c, "gains", ids));
+      TF_RETURN_IF_ERROR(SetShape(c, "unique_rows", unknown));
+      TF_RETURN_IF_ERROR(SetShape(c, "unique_splits", unknown));
+      return SetShape(c, "positions", ids);
     })
     .Doc(R"doc(
 Checks ragged ids, works out their gains and finds the distinct rows.

@@ -1,6 +1,9 @@
 // Ops on one device's shard of a table whose rows tf.dtensor has divided.
 // Their shapes fit the policies of tf_layoutmap/dtensor/policies.py.
 
+#include <cstdint>
+
+#include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -8,7 +11,6 @@
 namespace layoutmap {
 namespace {
 
-using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
@@ -25,12 +27,12 @@ REGISTER_OP("LayoutMap>LookupShard")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle index, ids;
       int64_t dim;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &index));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &ids));
+      TF_RETURN_IF_ERROR(GetShape(c, "shard_index", 3, &index));
+      TF_RETURN_IF_ERROR(GetShape(c, "ids", 1, &ids));
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(
-          0, c->MakeShape({c->Dim(index, 0), c->Dim(ids, 0), c->MakeDim(dim)}));
-      return absl::OkStatus();
+      return SetShape(
+          c, "partial_rows",
+          c->MakeShape({c->Dim(index, 0), c->Dim(ids, 0), c->MakeDim(dim)}));
     })
     .Doc(R"doc(
 Reads the rows of the ids that live in this shard; zeros for the others.

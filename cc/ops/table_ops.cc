@@ -1,5 +1,7 @@
 // Gather and scatter over shards. docs/ops.md has the contract in one table.
 
+#include "absl/status/status.h"
+#include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -10,14 +12,17 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// The shape of a row, as far as the first shard's handle knows it.
-absl::Status RowShape(InferenceContext* c, ShapeHandle* row_shape) {
+// The shape of one row per id, as far as the handle of the first shard, the
+// first input, knows that of a row.
+absl::Status RowsShape(InferenceContext* c, ShapeHandle* rows) {
+  ShapeHandle ids;
+  TF_RETURN_IF_ERROR(GetShape(c, "ids", &ids));
+  ShapeHandle row = c->UnknownShape();
   const auto* data = c->input_handle_shapes_and_types(0);
-  if (data == nullptr || data->empty() || !c->RankKnown((*data)[0].shape)) {
-    *row_shape = c->UnknownShape();
-    return absl::OkStatus();
+  if (data != nullptr && !data->empty() && c->RankKnown((*data)[0].shape)) {
+    TF_RETURN_IF_ERROR(c->Subshape((*data)[0].shape, 1, &row));
   }
-  return c->Subshape((*data)[0].shape, 1, row_shape);
+  return c->Concatenate(ids, row, rows);
 }
 
 REGISTER_OP("LayoutMap>GatherRows")
@@ -32,13 +37,9 @@ REGISTER_OP("LayoutMap>GatherRows")
     .Attr("Tids: {int32, int64}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      int num_shards;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
       ShapeHandle rows;
-      TF_RETURN_IF_ERROR(RowShape(c, &rows));
-      TF_RETURN_IF_ERROR(c->Concatenate(c->input(num_shards + 1), rows, &rows));
-      c->set_output(0, rows);
-      return absl::OkStatus();
+      TF_RETURN_IF_ERROR(RowsShape(c, &rows));
+      return SetShape(c, "rows", rows);
     })
     .Doc(R"doc(
 Reads one row per id, in the order of ids, straight from the shards.
@@ -64,16 +65,12 @@ REGISTER_OP("LayoutMap>ScatterRows")
     .Attr("Tids: {int32, int64}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      int num_shards;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
-      const ShapeHandle updates = c->input(num_shards + 2);
+      ShapeHandle updates, expected;
+      TF_RETURN_IF_ERROR(GetShape(c, "updates", &updates));
       if (!c->RankKnown(updates) || c->Rank(updates) == 0) {
         return absl::OkStatus();
       }
-      ShapeHandle expected;
-      TF_RETURN_IF_ERROR(RowShape(c, &expected));
-      TF_RETURN_IF_ERROR(
-          c->Concatenate(c->input(num_shards + 1), expected, &expected));
+      TF_RETURN_IF_ERROR(RowsShape(c, &expected));
       return c->Merge(updates, expected, &expected);
     })
     .Doc(R"doc(

@@ -9,10 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/route.h"
-#include "cc/core/row_partition.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
+#include "cc/core/rows/route.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/rows/unique_rows.h"
 #include "cc/core/simd/row_kernels.h"
-#include "cc/core/unique_rows.h"
 #include "cc/dtensor/expander_registry.h"
 
 namespace py = pybind11;
@@ -83,13 +86,12 @@ py::tuple RouteIdsPy(const Array<Tid>& ids, const Array<int64_t>& offsets,
 
 template <typename Tid>
 py::tuple FindUniqueRowsPy(const Array<Tid>& ids, int64_t num_rows) {
-  // One shard owns every row: this only checks the range.
+  // One shard owns every row: this only checks their number.
   const std::vector<int64_t> offsets = {0, num_rows};
   RowPartition partition;
   Check(RowPartition::Make(Placement::kDiv, offsets, &partition));
-  std::vector<int32_t> shards(ids.size());
-  std::vector<Tid> checked(ids.size());
-  Check(AssignPartition<Tid>(partition, View(ids, "ids"), shards, checked));
+  const Span<const Tid> checked = View(ids, "ids");
+  Check(CheckIds(checked, num_rows));
   const std::vector<uint32_t> rows(checked.begin(), checked.end());
   const Span<const uint32_t> segment(rows);
   const UniqueRows unique =

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cc/core/base/row_type.h"
+
 namespace layoutmap {
 
 enum class CpuLevel { kBaseline, kAvx2, kAvx512 };
@@ -19,9 +21,6 @@ enum class Optimizer {
   kRowwiseAdagrad,
   kLamb
 };
-
-// How the rows of a table are stored.
-enum class RowType { kFloat32, kBfloat16, kFloat16 };
 
 constexpr int kMaxSlots = 3;
 

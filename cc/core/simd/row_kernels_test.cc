@@ -1,5 +1,6 @@
 #include "cc/core/simd/row_kernels.h"
 
+#include <cstddef>
 #include <set>
 #include <string>
 

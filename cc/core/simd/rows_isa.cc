@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kFloatsPerLine = 16;
 
-// Into the second-level cache; cc/core/row_queue.h says why.
+// Into the second-level cache; cc/core/base/row_queue.h says why.
 constexpr int kSecondLevel = 2;
 
 template <int kForWrite>

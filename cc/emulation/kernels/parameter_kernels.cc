@@ -1,11 +1,22 @@
 // Tables into the emulated TPU and out of it, a pair of ops per optimizer.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "cc/core/optimizer.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/emulation/emulated_engine.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {
@@ -29,7 +40,7 @@ class ParametersOp : public Kernel {
   }
 
  protected:
-  absl::Status Find(EnginePtr* engine, int32_t* table) const {
+  absl::Status Find(EmulatedEnginePtr* engine, int32_t* table) const {
     TF_RETURN_IF_ERROR(TpuSystem::Get().EngineFor(config_, engine));
     TF_RETURN_IF_ERROR(
         ToTf((*engine)->FindTable(table_name_, table_id_, table)));
@@ -58,7 +69,7 @@ class LoadOp : public ParametersOp {
   explicit LoadOp(OpKernelConstruction* ctx) : ParametersOp(ctx, optimizer) {}
 
   void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
+    EmulatedEnginePtr engine;
     int32_t table;
     OP_REQUIRES_OK(ctx, Find(&engine, &table));
     const TensorShape shape = ShapeIn(*engine, table);
@@ -74,7 +85,7 @@ class LoadOp : public ParametersOp {
     }
     OP_REQUIRES_OK(
         ctx, ToTf(engine->Load(table, shard(), values, TfParallelFor(ctx))));
-    engine->room().Changed();
+    engine->pending_calls().Changed();
   }
 };
 
@@ -85,7 +96,7 @@ class RetrieveOp : public ParametersOp {
       : ParametersOp(ctx, optimizer) {}
 
   void Run(OpKernelContext* ctx) override {
-    EnginePtr engine;
+    EmulatedEnginePtr engine;
     int32_t table;
     OP_REQUIRES_OK(ctx, Find(&engine, &table));
     const TensorShape shape = ShapeIn(*engine, table);
@@ -97,7 +108,7 @@ class RetrieveOp : public ParametersOp {
     }
     OP_REQUIRES_OK(ctx, ToTf(engine->Retrieve(table, shard(), values,
                                               TfParallelFor(ctx))));
-    engine->room().Changed();
+    engine->pending_calls().Changed();
   }
 };
 

@@ -1,12 +1,27 @@
 // Enqueue, receive and send, under the names TensorFlow gives them.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/emulation/config/tpu_config.h"
+#include "cc/emulation/core_batch.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {
@@ -64,22 +79,19 @@ class EnqueueOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    EnginePtr engine;
+    EmulatedEnginePtr engine;
     bool training = false;
     int32_t core = core_;
     OP_REQUIRES_OK_ASYNC(ctx, TpuSystem::Get().EngineFor("", &engine), done);
     OP_REQUIRES_OK_ASYNC(ctx, ReadMode(ctx, &training), done);
     OP_REQUIRES_OK_ASYNC(ctx, ReadCore(ctx, &core), done);
     auto batch = std::make_shared<Batch>();
-    absl::Status read;
     Status made;
-    try {
-      read = MakeBatch(ctx, engine->config(), batch.get(), &made);
-    } catch (const std::exception& error) {
-      read = absl::ResourceExhaustedError(
-          absl::StrCat("Not enough memory: ", error.what()));
-    }
-    OP_REQUIRES_OK_ASYNC(ctx, read, done);
+    OP_REQUIRES_OK_ASYNC(ctx, CatchAllTf([&] {
+                           return MakeBatch(ctx, engine->config(), batch.get(),
+                                            &made);
+                         }),
+                         done);
     const int64_t ticket = engine->TakeEnqueueTicket(core);
     RunWhenReady(
         ctx, std::move(done), engine, absl::StrCat("`enqueue` of core ", core),
@@ -188,7 +200,7 @@ class ReceiveOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    EnginePtr engine;
+    EmulatedEnginePtr engine;
     OP_REQUIRES_OK_ASYNC(ctx, TpuSystem::Get().EngineFor(config_, &engine),
                          done);
     const int32_t core = CoreOf(ctx);
@@ -234,7 +246,7 @@ class SendOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    EnginePtr engine;
+    EmulatedEnginePtr engine;
     OP_REQUIRES_OK_ASYNC(ctx, TpuSystem::Get().EngineFor(config_, &engine),
                          done);
     BatchGradients gradients;

@@ -1,11 +1,16 @@
 // Setting the emulated TPU up, TensorFlow's way and ours.
 
+#include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {
@@ -13,8 +18,6 @@ namespace {
 using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::shape_inference::NoOutputs;
 using tensorflow::shape_inference::ScalarShape;
 
@@ -63,7 +66,7 @@ class ResetEmulationOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(OpKernelContext*) override {
-    const EnginePtr engine = TpuSystem::Get().engine();
+    const EmulatedEnginePtr engine = TpuSystem::Get().engine();
     if (engine != nullptr) engine->Reset();
   }
 };
@@ -73,11 +76,10 @@ class DescribeEmulationOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(OpKernelContext* ctx) override {
-    const EnginePtr engine = TpuSystem::Get().engine();
-    Tensor* report = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &report));
-    report->scalar<tensorflow::tstring>()() =
+    const EmulatedEnginePtr engine = TpuSystem::Get().engine();
+    const std::string report =
         engine == nullptr ? "  no embedding" : engine->Report();
+    OP_REQUIRES_OK(ctx, SetScalar<tensorflow::tstring>(ctx, "report", report));
   }
 };
 
@@ -102,11 +104,11 @@ class IsInitializedOp : public Kernel {
   }
 
   void Run(OpKernelContext* ctx) override {
-    const EnginePtr engine = TpuSystem::Get().engine();
-    Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
-    out->scalar<bool>()() =
+    const EmulatedEnginePtr engine = TpuSystem::Get().engine();
+    const bool is_initialized =
         engine != nullptr && engine->CheckConfig(config_).ok();
+    OP_REQUIRES_OK(
+        ctx, SetScalar(ctx, "is_tpu_embedding_initialized", is_initialized));
   }
 
  private:
@@ -133,9 +135,8 @@ class ConfigureSystemOp : public Kernel {
         absl::FailedPreconditionError("The emulated TPU is not set up; call "
                                       "`tlm.emulation.enable` first"));
     system.Shutdown();
-    Tensor* topology = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &topology));
-    topology->scalar<tensorflow::tstring>()() = Topology(system);
+    OP_REQUIRES_OK(
+        ctx, SetScalar<tensorflow::tstring>(ctx, "topology", Topology(system)));
   }
 
  private:
@@ -170,12 +171,9 @@ class ShutdownSystemOp : public Kernel {
   void Run(OpKernelContext*) override { TpuSystem::Get().Shutdown(); }
 };
 
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>SetUpEmulation").Device(DEVICE_CPU),
-                        SetUpEmulationOp);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>ResetEmulation").Device(DEVICE_CPU),
-                        ResetEmulationOp);
-REGISTER_KERNEL_BUILDER(Name("LayoutMap>DescribeEmulation").Device(DEVICE_CPU),
-                        DescribeEmulationOp);
+LM_REGISTER_KERNEL("SetUpEmulation", SetUpEmulationOp);
+LM_REGISTER_KERNEL("ResetEmulation", ResetEmulationOp);
+LM_REGISTER_KERNEL("DescribeEmulation", DescribeEmulationOp);
 REGISTER_KERNEL_BUILDER(Name("ConfigureTPUEmbedding").Device(DEVICE_CPU),
                         ConfigureEmbeddingOp);
 REGISTER_KERNEL_BUILDER(Name("IsTPUEmbeddingInitialized").Device(DEVICE_CPU),

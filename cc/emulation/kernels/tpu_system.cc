@@ -1,11 +1,21 @@
 #include "cc/emulation/kernels/tpu_system.h"
 
-#include <exception>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/catch_all.h"
+#include "cc/core/base/status.h"
+#include "cc/emulation/emulated_engine.h"
+#include "cc/emulation/pending_calls.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
 
@@ -36,7 +46,7 @@ absl::Status TpuSystem::SetUp(int32_t num_cores, int32_t num_hosts,
   }
   num_cores_ = num_cores;
   num_hosts_ = num_hosts;
-  patience_ = std::chrono::duration_cast<WaitingRoom::Clock::duration>(
+  patience_ = std::chrono::duration_cast<PendingCalls::Clock::duration>(
       std::chrono::duration<float>(deadline));
   return absl::OkStatus();
 }
@@ -52,32 +62,32 @@ absl::Status TpuSystem::Configure(const std::string& config) {
         "The TPU is initialized for an embedding already; call "
         "`tlm.emulation.initialize_tpu_system()` before another one is built");
   }
-  try {
-    return ToTf(EmulatedEngine::Make(config, num_cores_, num_hosts_, &engine_));
-  } catch (const std::exception& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("The tables do not fit into memory (", error.what(), ")"));
-  }
+  const Status made = CatchAll([&] {
+    return EmulatedEngine::Make(config, num_cores_, num_hosts_, &engine_);
+  });
+  if (made.code() != Code::kOutOfMemory) return ToTf(made);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("The tables do not fit into memory: ", made.message()));
 }
 
 void TpuSystem::Shutdown() {
-  EnginePtr engine;
+  EmulatedEnginePtr engine;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     engine.swap(engine_);
   }
   if (engine == nullptr) return;
-  engine->room().Close(
+  engine->pending_calls().Close(
       FailedPrecondition("the TPU system was shut down or initialized again"));
 }
 
-EnginePtr TpuSystem::engine() const {
+EmulatedEnginePtr TpuSystem::engine() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return engine_;
 }
 
 absl::Status TpuSystem::EngineFor(const std::string& config,
-                                  EnginePtr* engine) const {
+                                  EmulatedEnginePtr* engine) const {
   *engine = this->engine();
   if (*engine == nullptr) {
     return absl::FailedPreconditionError(
@@ -96,7 +106,7 @@ int32_t TpuSystem::num_hosts() const {
   return num_hosts_;
 }
 
-WaitingRoom::Clock::duration TpuSystem::patience() const {
+PendingCalls::Clock::duration TpuSystem::patience() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return patience_;
 }
@@ -105,17 +115,17 @@ int32_t CoreOf(OpKernelContext* ctx) { return ctx->device()->parsed_name().id; }
 
 namespace {
 
-absl::Status StatusOf(WaitingRoom::End end, const Status& status,
+absl::Status StatusOf(PendingCalls::End end, const Status& status,
                       const absl::Status& tf_status, const std::string& name,
                       const EmulatedEngine& engine,
-                      WaitingRoom::Clock::duration patience) {
+                      PendingCalls::Clock::duration patience) {
   switch (end) {
-    case WaitingRoom::End::kAttempted:
+    case PendingCalls::End::kAttempted:
       return tf_status.ok() ? ToTf(status) : tf_status;
-    case WaitingRoom::End::kCancelled:
+    case PendingCalls::End::kCancelled:
       return absl::CancelledError(
           absl::StrCat(name, " was cancelled: ", status.message()));
-    case WaitingRoom::End::kExpired:
+    case PendingCalls::End::kExpired:
       break;
   }
   return absl::DeadlineExceededError(absl::StrCat(
@@ -128,7 +138,7 @@ absl::Status StatusOf(WaitingRoom::End end, const Status& status,
 
 void RunWhenReady(OpKernelContext* ctx,
                   tensorflow::AsyncOpKernel::DoneCallback done,
-                  EnginePtr engine, const std::string& name,
+                  EmulatedEnginePtr engine, const std::string& name,
                   std::function<Status(absl::Status* status)> attempt,
                   std::function<void()> at_end) {
   CancellationManager* cancellation = ctx->cancellation_manager();
@@ -136,39 +146,34 @@ void RunWhenReady(OpKernelContext* ctx,
                                       ? CancellationManager::kInvalidToken
                                       : cancellation->get_cancellation_token();
   auto tf_status = std::make_shared<absl::Status>();
-  WaitingRoom::Call call;
+  PendingCalls::Call call;
   call.name = name;
   call.patience = TpuSystem::Get().patience();
   call.attempt = [attempt = std::move(attempt), tf_status] {
-    try {
-      return attempt(tf_status.get());
-    } catch (const std::exception& error) {
-      *tf_status = absl::ResourceExhaustedError(
-          absl::StrCat("Not enough memory: ", error.what()));
-      return InvalidArgument("");
-    }
+    return CatchAll([&] { return attempt(tf_status.get()); });
   };
   // A copy: the work may end the step, and with it the runner, before the call
   // that schedules it returns.
   call.schedule = *ctx->runner();
   call.finish = [ctx, done = std::move(done), engine, name, tf_status,
                  cancellation, token, patience = call.patience,
-                 at_end = std::move(at_end)](WaitingRoom::End end,
+                 at_end = std::move(at_end)](PendingCalls::End end,
                                              const Status& status) {
     if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
     ctx->SetStatus(StatusOf(end, status, *tf_status, name, *engine, patience));
     at_end();
     done();
   };
-  auto ticket = engine->room().Admit(std::move(call));
+  auto ticket = engine->pending_calls().Admit(std::move(call));
   const auto cancel = [engine, ticket] {
-    engine->room().Cancel(ticket, FailedPrecondition("the step was stopped"));
+    engine->pending_calls().Cancel(ticket,
+                                   FailedPrecondition("the step was stopped"));
   };
   if (cancellation != nullptr &&
       !cancellation->RegisterCallback(token, cancel)) {
     cancel();
   }
-  engine->room().Start(ticket);
+  engine->pending_calls().Start(ticket);
 }
 
 }  // namespace layoutmap

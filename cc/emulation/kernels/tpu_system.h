@@ -4,17 +4,21 @@
 #define TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "absl/status/status.h"
+#include "cc/core/base/status.h"
 #include "cc/emulation/emulated_engine.h"
+#include "cc/emulation/pending_calls.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
 
-using EnginePtr = std::shared_ptr<EmulatedEngine>;
+using EmulatedEnginePtr = std::shared_ptr<EmulatedEngine>;
 
 class TpuSystem {
  public:
@@ -27,20 +31,21 @@ class TpuSystem {
   void Shutdown();
 
   // Null if there is no embedding.
-  EnginePtr engine() const;
+  EmulatedEnginePtr engine() const;
   // The embedding an op belongs to; `config` is the op's, perhaps empty.
-  absl::Status EngineFor(const std::string& config, EnginePtr* engine) const;
+  absl::Status EngineFor(const std::string& config,
+                         EmulatedEnginePtr* engine) const;
 
   int32_t num_cores() const;
   int32_t num_hosts() const;
-  WaitingRoom::Clock::duration patience() const;
+  PendingCalls::Clock::duration patience() const;
 
  private:
   mutable std::mutex mutex_;  // guards all below
   int32_t num_cores_ = 0;     // 0: not set up
   int32_t num_hosts_ = 0;
-  WaitingRoom::Clock::duration patience_{};
-  EnginePtr engine_;
+  PendingCalls::Clock::duration patience_{};
+  EmulatedEnginePtr engine_;
 };
 
 // The logical device an op runs on, which is its core.
@@ -51,7 +56,7 @@ int32_t CoreOf(tensorflow::OpKernelContext* ctx);
 // end. `attempt` may leave a status of TensorFlow's in `*status`.
 void RunWhenReady(
     tensorflow::OpKernelContext* ctx,
-    tensorflow::AsyncOpKernel::DoneCallback done, EnginePtr engine,
+    tensorflow::AsyncOpKernel::DoneCallback done, EmulatedEnginePtr engine,
     const std::string& name,
     std::function<Status(absl::Status* status)> attempt,
     std::function<void()> at_end = [] {});

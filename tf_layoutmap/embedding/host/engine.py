@@ -16,7 +16,7 @@ from tf_layoutmap.embedding.variables import tables
 _FEATURE_COUNTS = (
     "num_samples", "num_ids", "num_dropped", "num_clipped", "num_truncated")
 
-# Of the marks of gradients: cc/core/token_steps.h.
+# Of the marks of gradients: cc/core/engine/token_steps.h.
 MARK_SHAPE = (64, 2)
 
 

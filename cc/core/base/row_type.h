@@ -1,0 +1,12 @@
+// How the rows of a table are stored.
+
+#ifndef TF_LAYOUTMAP_CORE_BASE_ROW_TYPE_H_
+#define TF_LAYOUTMAP_CORE_BASE_ROW_TYPE_H_
+
+namespace layoutmap {
+
+enum class RowType { kFloat32, kBfloat16, kFloat16 };
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_BASE_ROW_TYPE_H_

@@ -1,0 +1,53 @@
+// What an engine is made of: its tables and the features that look into them.
+
+#ifndef TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_
+#define TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+
+namespace layoutmap {
+
+struct TableSpec {
+  std::string name;
+  RowPartition partition;
+  int64_t dim = 0;
+  Optimizer optimizer = Optimizer::kNone;
+  RowType row_type = RowType::kFloat32;
+  bool is_quantized = false;
+  Quantization quantization;
+
+  const Quantization* Quantized() const {
+    return is_quantized ? &quantization : nullptr;
+  }
+};
+
+struct EngineConfig {
+  int32_t num_replicas = 1;
+  int64_t max_pending_steps = 4;
+  // Each update is held back until the next step has been looked up.
+  bool is_pipelined = false;
+  uint64_t rounding_seed = 0;  // of tables with 16-bit rows
+  std::vector<TableSpec> tables;
+  std::vector<FeatureSpec> features;
+  std::vector<int32_t> table_of_feature;
+
+  int64_t dim_of_feature(size_t f) const {
+    return tables[table_of_feature[f]].dim;
+  }
+};
+
+// Refuses one that no engine can be made of, by the name of what is wrong.
+Status CheckConfig(const EngineConfig& config);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_

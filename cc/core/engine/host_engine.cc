@@ -1,0 +1,310 @@
+#include "cc/core/engine/host_engine.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/simd/row_kernels.h"
+
+namespace layoutmap {
+using std::to_string;
+
+HostEngine::HostEngine(EngineConfig config)
+    : config_(std::move(config)),
+      replicas_(config_.num_replicas),
+      feature_counts_(config_.features.size()),
+      table_counts_(config_.tables.size()) {}
+
+Status HostEngine::Make(EngineConfig config,
+                        std::unique_ptr<HostEngine>* engine) {
+  LM_RETURN_IF_ERROR(CheckConfig(config));
+  engine->reset(new HostEngine(std::move(config)));
+  return Status();
+}
+
+Status HostEngine::CheckCall(int32_t replica) const {
+  if (replica < 0 || replica >= config_.num_replicas) {
+    return InvalidArgument("`replica` must be in [0, " +
+                           to_string(config_.num_replicas) +
+                           "). Received: " + to_string(replica));
+  }
+  if (!poisoned_.empty()) {
+    return FailedPrecondition(
+        "The replicas no longer agree about their steps since " + poisoned_ +
+        ". Call `reset` to forget the steps in flight");
+  }
+  return Status();
+}
+
+std::shared_ptr<HostEngine::Step> HostEngine::StepAt(int64_t number) const {
+  const int64_t i = number - first_number_;
+  // Below 0: the caller began before a reset that dropped its step.
+  const bool here = i >= 0 && i < static_cast<int64_t>(steps_.size());
+  return here ? steps_[i] : nullptr;
+}
+
+void HostEngine::DropFinishedSteps() {
+  while (!steps_.empty() &&
+         steps_.front()->num_finished == config_.num_replicas) {
+    steps_.pop_front();
+    ++first_number_;
+  }
+}
+
+void HostEngine::CountBatch(const Batch& batch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CountBatchLocked(batch);
+}
+
+void HostEngine::CountUpdate(const std::vector<TableStep>& tables) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CountRowsLocked(tables);
+  ++num_updates_;
+}
+
+void HostEngine::CountRowsLocked(const std::vector<TableStep>& tables) {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    table_counts_[t].num_lookups +=
+        static_cast<int64_t>(tables[t].gradient_of.size());
+    table_counts_[t].num_unique_rows +=
+        static_cast<int64_t>(tables[t].rows.size());
+  }
+}
+
+void HostEngine::CountBatchLocked(const Batch& batch) {
+  for (size_t f = 0; f < batch.size(); ++f) {
+    const IdCounts& counts = batch[f].counts();
+    FeatureCounts& total = feature_counts_[f];
+    total.num_samples += batch[f].num_samples();
+    total.ids.num_ids += counts.num_ids;
+    total.ids.num_dropped += counts.num_dropped;
+    total.ids.num_clipped += counts.num_clipped;
+    total.ids.num_truncated += counts.num_truncated;
+  }
+}
+
+bool HostEngine::IsUpdating() const {
+  bool is_updating = is_landing_;
+  for (const Replica& r : replicas_) {
+    is_updating |= r.stage == Stage::kApplying;
+  }
+  return is_updating;
+}
+
+template <typename Tid>
+Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
+                             std::shared_ptr<const Batch>* batch) const {
+  if (features.size() != config_.features.size()) {
+    return InvalidArgument(
+        "A batch must have " + to_string(config_.features.size()) +
+        " features. Received: " + to_string(features.size()));
+  }
+  auto made = std::make_shared<Batch>(features.size());
+  for (size_t f = 0; f < features.size(); ++f) {
+    LM_RETURN_IF_ERROR(
+        RaggedIds::Make(config_.features[f], features[f], &(*made)[f]));
+  }
+  *batch = std::move(made);
+  return Status();
+}
+
+Status HostEngine::Publish(int32_t replica, bool training,
+                           std::shared_ptr<const Batch> batch,
+                           std::shared_ptr<Step>* complete) {
+  Replica& r = replicas_[replica];
+  if (r.enqueued - r.dequeued >= config_.max_pending_steps) {
+    return FailedPrecondition(to_string(r.enqueued - r.dequeued) +
+                              " steps are enqueued already (replica " +
+                              to_string(replica) + "); call `dequeue` first");
+  }
+  for (const TableSpec& table : config_.tables) {
+    if (training && table.optimizer == Optimizer::kNone) {
+      return FailedPrecondition("Table '" + table.name +
+                                "' has no optimizer: enqueue with "
+                                "training=False");
+    }
+  }
+  std::shared_ptr<Step> step = StepAt(r.enqueued);
+  if (step == nullptr) {
+    step = std::make_shared<Step>();
+    step->training = training;
+    step->batches.resize(config_.num_replicas);
+    step->published.resize(config_.num_replicas);
+    step->gradients.resize(config_.num_replicas);
+    steps_.push_back(step);
+  } else if (step->training != training) {
+    return FailedPrecondition(
+        "All replicas must enqueue a step with the same `training`. "
+        "Received: " +
+        std::string(training ? "True" : "False") + " from replica " +
+        to_string(replica) + ", step " + to_string(r.enqueued));
+  }
+  ++r.enqueued;
+  step->batches[replica] = std::move(batch);
+  if (++step->num_enqueued == config_.num_replicas) *complete = step;
+  return Status();
+}
+
+template <typename Tid>
+Status HostEngine::Enqueue(int32_t replica, bool training,
+                           const std::vector<FeatureInput<Tid>>& features,
+                           const ParallelFor& parallel_for) {
+  std::shared_ptr<const Batch> batch;
+  const Status made = MakeBatch(features, &batch);
+  return EnqueueBatch(replica, training, made, std::move(batch), parallel_for);
+}
+
+bool HostEngine::HasRoom(int32_t replica) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (replica < 0 || replica >= config_.num_replicas) return false;
+  const Replica& r = replicas_[replica];
+  return r.enqueued - r.dequeued < config_.max_pending_steps;
+}
+
+Status HostEngine::EnqueueBatch(int32_t replica, bool training,
+                                const Status& made,
+                                std::shared_ptr<const Batch> batch,
+                                const ParallelFor& parallel_for) {
+  std::shared_ptr<Step> complete;
+  int64_t number;
+  Status status = made;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    LM_RETURN_IF_ERROR(CheckCall(replica));
+    number = replicas_[replica].enqueued;
+    if (status.ok()) status = Publish(replica, training, batch, &complete);
+    if (!status.ok()) {
+      // The other replicas' batches of this step are there or will come, and
+      // would meet this replica's next batch.
+      if (config_.num_replicas > 1) {
+        poisoned_ = "replica " + to_string(replica) +
+                    " failed to enqueue step " + to_string(number) + " (" +
+                    status.message() + ")";
+      }
+      return status;
+    }
+  }
+
+  if (complete != nullptr && training) {
+    PrepareTables(config_, complete->batches, parallel_for, &complete->tables);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  // A reset may have come in between and dropped the step.
+  std::shared_ptr<Step> step = StepAt(number);
+  if (step != nullptr && step->batches[replica] == batch) {
+    step->published[replica] = true;
+  }
+  CountBatchLocked(*batch);
+  if (complete != nullptr) CountRowsLocked(complete->tables);
+  return Status();
+}
+
+Status HostEngine::BeginDequeue(int32_t replica,
+                                std::shared_ptr<const Batch>* batch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LM_RETURN_IF_ERROR(CheckCall(replica));
+  Replica& r = replicas_[replica];
+  const std::string step_name = "step " + to_string(r.dequeued - 1);
+  if (r.stage == Stage::kAwaiting) {
+    return FailedPrecondition(
+        "`dequeue` of replica " + to_string(replica) + ": " + step_name +
+        " still awaits its gradients; call `apply_gradients` first, or enqueue "
+        "with training=False if there will be none");
+  }
+  if (r.stage != Stage::kReady) {
+    return NotYet("`dequeue` of replica " + to_string(replica) +
+                  " while another call of it runs");
+  }
+  std::shared_ptr<Step> step = StepAt(r.dequeued);
+  if (step == nullptr || !step->published[replica]) {
+    return NotYet(
+        "`dequeue` needs an enqueued step; call `enqueue` first (replica " +
+        to_string(replica) + ")");
+  }
+  // Unfinished steps before this one are waiting for other replicas.
+  for (int64_t number = first_number_; number < r.dequeued; ++number) {
+    if (!StepAt(number)->training) continue;
+    return NotYet("`dequeue` of replica " + to_string(replica) +
+                  ": the update of step " + to_string(number) +
+                  " still waits for the gradients of another replica");
+  }
+  if (held_ != nullptr && (is_landing_ || !step->training)) {
+    return NotYet(
+        "`dequeue` of replica " + to_string(replica) +
+        ": the held update must land before a forward-only step is looked up");
+  }
+  r.stage = Stage::kDequeuing;
+  *batch = step->batches[replica];
+  return Status();
+}
+
+void HostEngine::FinishDequeue(int32_t replica, bool looked_up) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Replica& r = replicas_[replica];
+  if (r.stage != Stage::kDequeuing) return;  // a reset came in between
+  r.stage = Stage::kReady;
+  if (!looked_up) return;
+  std::shared_ptr<Step> step = StepAt(r.dequeued++);
+  r.last_was_training = step->training;
+  if (step->training) {
+    r.stage = Stage::kAwaiting;
+  } else {
+    ++step->num_finished;
+    DropFinishedSteps();
+  }
+}
+
+void HostEngine::Reset() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Numbers go on from the furthest, so that a call which began before the
+  // reset cannot mistake a new step for its own.
+  int64_t next = first_number_ + static_cast<int64_t>(steps_.size());
+  steps_.clear();
+  first_number_ = next;
+  for (Replica& r : replicas_) {
+    r = Replica();
+    r.enqueued = r.dequeued = next;
+  }
+  poisoned_.clear();
+  held_ = nullptr;
+  is_landing_ = false;
+}
+
+HostEngine::Description HostEngine::Describe() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Description d;
+  for (const Replica& r : replicas_) {
+    d.pending.push_back(r.enqueued - r.dequeued);
+    d.awaiting.push_back(r.stage == Stage::kAwaiting);
+  }
+  d.num_updates = num_updates_;
+  d.poisoned = poisoned_;
+  d.is_held = held_ != nullptr;
+  d.features = feature_counts_;
+  d.tables = table_counts_;
+  return d;
+}
+
+template Status HostEngine::MakeBatch<int32_t>(
+    const std::vector<FeatureInput<int32_t>>&,
+    std::shared_ptr<const Batch>*) const;
+template Status HostEngine::MakeBatch<int64_t>(
+    const std::vector<FeatureInput<int64_t>>&,
+    std::shared_ptr<const Batch>*) const;
+template Status HostEngine::Enqueue<int32_t>(
+    int32_t, bool, const std::vector<FeatureInput<int32_t>>&,
+    const ParallelFor&);
+template Status HostEngine::Enqueue<int64_t>(
+    int32_t, bool, const std::vector<FeatureInput<int64_t>>&,
+    const ParallelFor&);
+
+}  // namespace layoutmap

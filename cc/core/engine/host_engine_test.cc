@@ -1,0 +1,698 @@
+#include "cc/core/engine/host_engine.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_test.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/table_test.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+constexpr int64_t kNumSamples = 4;
+
+TestBatch BatchOf(const Trainer& trainer, uint32_t seed) {
+  return RandomBatch(trainer.config(), kNumSamples, seed);
+}
+
+// Shaped like the activations.
+Values GradientsOf(const Trainer& trainer, uint32_t seed) {
+  Values gradients;
+  for (size_t f = 0; f < trainer.config().features.size(); ++f) {
+    const FeatureSpec& spec = trainer.config().features[f];
+    gradients.push_back(RandomFloats(
+        OutputRow(spec, kNumSamples, 0) * trainer.config().dim_of_feature(f),
+        seed * 10 + f));
+  }
+  return gradients;
+}
+
+void ExpectOk(const Status& status) {
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
+std::string ToString(const HostEngine::Description& d) {
+  std::string text;
+  for (size_t r = 0; r < d.pending.size(); ++r) {
+    text += std::to_string(d.pending[r]) + (d.awaiting[r] ? "a " : " ");
+  }
+  return text + std::to_string(d.num_updates) + d.poisoned;
+}
+
+// What a refused call must leave alone.
+struct Snapshot {
+  explicit Snapshot(Trainer* trainer)
+      : description(ToString(trainer->engine().Describe())) {
+    for (TestTable& table : trainer->tables()) tables.push_back(table.shards());
+    for (TestTable& table : trainer->accumulators()) {
+      tables.push_back(table.shards());
+    }
+  }
+  bool operator==(const Snapshot& other) const {
+    return description == other.description && tables == other.tables;
+  }
+  std::string description;
+  std::vector<Values> tables;
+};
+
+template <typename Call>
+void ExpectRefused(Trainer* trainer, const std::string& words, const Call& call,
+                   Code code = Code::kFailedPrecondition) {
+  const Snapshot before(trainer);
+  const Status status = call();
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(words), std::string::npos)
+      << status.message();
+  EXPECT_TRUE(before == Snapshot(trainer))
+      << "a refused call changed " << before.description << " into "
+      << Snapshot(trainer).description;
+}
+
+TEST(HostEngineTest, TrainsAsByHand) {
+  for (int32_t num_replicas : {1, 2, 3}) {
+    for (int num_workers : {1, 2, 8}) {
+      Trainer trainer(TestConfig(num_replicas));
+      trainer.parallel_for = UnevenFor(num_workers);
+      std::vector<TestTable> tables = trainer.tables();
+      std::vector<TestTable> accumulators = trainer.accumulators();
+      for (uint32_t step = 0; step < 12; ++step) {
+        std::vector<TestBatch> batches;
+        std::vector<Values> gradients;
+        for (int32_t r = 0; r < num_replicas; ++r) {
+          batches.push_back(BatchOf(trainer, step * 10 + r));
+          gradients.push_back(GradientsOf(trainer, step * 10 + r));
+          ExpectOk(trainer.Enqueue(r, batches[r]));
+        }
+        // Replicas take turns in another order each step.
+        for (int32_t i = 0; i < num_replicas; ++i) {
+          const int32_t r = (i + step) % num_replicas;
+          Values activations;
+          ExpectOk(trainer.Dequeue(r, &activations));
+          ASSERT_EQ(activations,
+                    ActivationsByHand(trainer.config(), &tables, batches[r]));
+        }
+        for (int32_t i = 0; i < num_replicas; ++i) {
+          const int32_t r = (2 * i + step) % num_replicas;
+          // With 2 replicas 2 * i repeats itself.
+          const int32_t turn = num_replicas == 2 ? (i + step) % 2 : r;
+          ExpectOk(trainer.Apply(turn, gradients[turn]));
+        }
+        UpdateByHand(trainer.config(), batches, gradients, &tables,
+                     &accumulators);
+        for (size_t t = 0; t < tables.size(); ++t) {
+          ASSERT_EQ(trainer.tables()[t].shards(), tables[t].shards());
+          ASSERT_EQ(trainer.accumulators()[t].shards(),
+                    accumulators[t].shards());
+        }
+      }
+      EXPECT_EQ(trainer.engine().Describe().num_updates, 12);
+    }
+  }
+}
+
+TEST(HostEngineTest, StepsLeaveInTheOrderInWhichTheyCame) {
+  EngineConfig config = TestConfig(1);
+  config.max_pending_steps = 5;
+  Trainer trainer(config);
+  for (uint32_t step = 0; step < 5; ++step) {
+    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, step), false));
+  }
+  for (uint32_t step = 0; step < 5; ++step) {
+    Values activations;
+    ExpectOk(trainer.Dequeue(0, &activations));
+    EXPECT_EQ(activations, ActivationsByHand(config, &trainer.tables(),
+                                             BatchOf(trainer, step)));
+  }
+}
+
+TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineAreRefused) {
+  for (int32_t num_replicas : {1, 2}) {
+    Trainer trainer(TestConfig(num_replicas));
+    ExpectRefused(
+        &trainer, "`dequeue` needs an enqueued step",
+        [&] { return trainer.Dequeue(0); }, Code::kNotYet);
+    ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
+                  [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+    // A step of another replica is none of this one.
+    if (num_replicas == 1) continue;
+    ExpectOk(trainer.Enqueue(1, BatchOf(trainer, 0)));
+    ExpectRefused(
+        &trainer, "`dequeue` needs an enqueued step",
+        [&] { return trainer.Dequeue(0); }, Code::kNotYet);
+  }
+}
+
+TEST(HostEngineTest, ApplyBeforeDequeueIsRefused) {
+  Trainer trainer(TestConfig(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
+                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
+                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+}
+
+TEST(HostEngineTest, DequeueWhileGradientsAreAwaitedIsRefused) {
+  Trainer trainer(TestConfig(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
+  ExpectOk(trainer.Dequeue(0));
+  ExpectRefused(&trainer, "still awaits its gradients",
+                [&] { return trainer.Dequeue(0); });
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+}
+
+TEST(HostEngineTest, DequeueBeforeTheOtherReplicasGradientsIsRefused) {
+  Trainer trainer(TestConfig(2));
+  for (int32_t r : {0, 1, 0, 1}) {
+    ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+  }
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Dequeue(1));
+  ExpectOk(trainer.Apply(1, GradientsOf(trainer, 1)));
+  ExpectRefused(
+      &trainer, "still waits for the gradients of another replica",
+      [&] { return trainer.Dequeue(1); }, Code::kNotYet);
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
+  ExpectOk(trainer.Dequeue(1));
+}
+
+TEST(HostEngineTest, AReplicaMayDequeueBeforeTheOthersHaveEnqueued) {
+  Trainer trainer(TestConfig(2));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
+  ExpectOk(trainer.Enqueue(1, BatchOf(trainer, 1)));
+  ExpectOk(trainer.Dequeue(1));
+  ExpectOk(trainer.Apply(1, GradientsOf(trainer, 1)));
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
+}
+
+TEST(HostEngineTest, AStepWithoutTrainingTakesNoGradients) {
+  Trainer trainer(TestConfig(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
+  ExpectOk(trainer.Dequeue(0));
+  ExpectRefused(&trainer, "training=False",
+                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+}
+
+TEST(HostEngineTest, ReplicasMayRunAheadWithoutTraining) {
+  Trainer trainer(TestConfig(2));
+  for (uint32_t step = 0; step < 2; ++step) {
+    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, step), false));
+    ExpectOk(trainer.Dequeue(0));
+  }
+  for (uint32_t step = 0; step < 2; ++step) {
+    ExpectOk(trainer.Enqueue(1, BatchOf(trainer, step), false));
+    ExpectOk(trainer.Dequeue(1));
+  }
+  EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0 0");
+}
+
+TEST(HostEngineTest, NoMoreThanMaxPendingStepsAreKept) {
+  Trainer trainer(TestConfig(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
+  ExpectRefused(&trainer, "2 steps are enqueued already",
+                [&] { return trainer.Enqueue(0, BatchOf(trainer, 2)); });
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 2)));
+}
+
+TEST(HostEngineTest, AReplicaOutsideIsRefusedWithoutPoison) {
+  Trainer trainer(TestConfig(2));
+  for (int32_t replica : {-1, 2, INT32_MAX, INT32_MIN}) {
+    ExpectRefused(
+        &trainer, "`replica` must be in [0, 2)",
+        [&] { return trainer.Enqueue(replica, BatchOf(trainer, 0)); },
+        Code::kInvalidArgument);
+    ExpectRefused(
+        &trainer, "`replica` must be in [0, 2)",
+        [&] { return trainer.Dequeue(replica); }, Code::kInvalidArgument);
+    ExpectRefused(
+        &trainer, "`replica` must be in [0, 2)",
+        [&] { return trainer.Apply(replica, GradientsOf(trainer, 0)); },
+        Code::kInvalidArgument);
+  }
+}
+
+TestBatch BadBatch(const Trainer& trainer) {
+  TestBatch batch = BatchOf(trainer, 0);
+  batch[2].ids[1] = {3, 11};
+  batch[2].weights.clear();
+  return batch;
+}
+
+TEST(HostEngineTest, OneReplicaGoesOnAfterAFailedEnqueue) {
+  Trainer trainer(TestConfig(1));
+  ExpectRefused(
+      &trainer,
+      "Feature 'shown', sample 1: id 11 is outside table 'ads' with 11 rows",
+      [&] { return trainer.Enqueue(0, BadBatch(trainer)); },
+      Code::kInvalidArgument);
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+}
+
+void ExpectPoisoned(Trainer* trainer, const std::string& by) {
+  EXPECT_NE(trainer->engine().Describe().poisoned.find(by), std::string::npos);
+  for (int32_t r = 0; r < trainer->config().num_replicas; ++r) {
+    ExpectRefused(trainer, by,
+                  [&] { return trainer->Enqueue(r, BatchOf(*trainer, 0)); });
+    ExpectRefused(trainer, by, [&] { return trainer->Dequeue(r); });
+    ExpectRefused(trainer, by,
+                  [&] { return trainer->Apply(r, GradientsOf(*trainer, 0)); });
+  }
+  trainer->engine().Reset();
+  EXPECT_EQ(trainer->engine().Describe().poisoned, "");
+  for (int32_t r = 0; r < trainer->config().num_replicas; ++r) {
+    ExpectOk(trainer->Enqueue(r, BatchOf(*trainer, r)));
+    ExpectOk(trainer->Dequeue(r));
+    ExpectOk(trainer->Apply(r, GradientsOf(*trainer, r)));
+  }
+}
+
+TEST(HostEngineTest, SeveralReplicasAreStoppedByAFailedEnqueue) {
+  Trainer trainer(TestConfig(3));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(trainer.Enqueue(1, BadBatch(trainer)).code(),
+            Code::kInvalidArgument);
+  ExpectPoisoned(&trainer, "replica 1 failed to enqueue step 0");
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
+}
+
+TEST(HostEngineTest, ReplicasThatDisagreeAboutTrainingAreStopped) {
+  Trainer trainer(TestConfig(2));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), true));
+  const Status status = trainer.Enqueue(1, BatchOf(trainer, 0), false);
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_NE(status.message().find("the same `training`"), std::string::npos);
+  ExpectPoisoned(&trainer, "replica 1 failed to enqueue");
+}
+
+TEST(HostEngineTest, SeveralReplicasAreStoppedByOneThatRunsTooFarAhead) {
+  Trainer trainer(TestConfig(2));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
+  EXPECT_EQ(trainer.Enqueue(0, BatchOf(trainer, 2)).code(),
+            Code::kFailedPrecondition);
+  ExpectPoisoned(&trainer, "replica 0 failed to enqueue step 2");
+}
+
+TEST(HostEngineTest, AWrongNumberOfFeaturesIsRefused) {
+  Trainer trainer(TestConfig(1));
+  TestBatch batch = BatchOf(trainer, 0);
+  batch.pop_back();
+  ExpectRefused(
+      &trainer, "A batch must have 3 features. Received: 2",
+      [&] { return trainer.Enqueue(0, batch); }, Code::kInvalidArgument);
+}
+
+TEST(HostEngineTest, ATableWithoutOptimizerIsNotTrained) {
+  EngineConfig config = TestConfig(1);
+  config.tables[1].optimizer = Optimizer::kNone;
+  Trainer trainer(config);
+  ExpectRefused(&trainer, "Table 'words' has no optimizer",
+                [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
+  ExpectOk(trainer.Dequeue(0));
+}
+
+TEST(HostEngineTest, GradientsOfAnotherSizeAreRefused) {
+  Trainer trainer(TestConfig(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  Values gradients = GradientsOf(trainer, 0);
+  gradients[1].push_back(0);
+  ExpectRefused(
+      &trainer,
+      "Feature 'text': its gradient must be shaped like its activation, 40 "
+      "values. Received: 41",
+      [&] { return trainer.Apply(0, gradients); }, Code::kInvalidArgument);
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+}
+
+TEST(HostEngineTest, GradientsAreAwaitedAgainAfterAFailedUpdate) {
+  for (int32_t num_replicas : {1, 2}) {
+    Trainer trainer(TestConfig(num_replicas));
+    for (int32_t r = 0; r < num_replicas; ++r) {
+      ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+      ExpectOk(trainer.Dequeue(r));
+    }
+    if (num_replicas == 2) ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+    const int32_t last = num_replicas - 1;
+    ExpectRefused(
+        &trainer, "the learning rate must be finite",
+        [&] { return trainer.Apply(last, GradientsOf(trainer, last), NAN); },
+        Code::kInvalidArgument);
+    ExpectOk(trainer.Apply(last, GradientsOf(trainer, last)));
+    EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
+  }
+}
+
+TEST(HostEngineTest, AStepStaysInTheQueueAfterAFailedLookup) {
+  Trainer trainer(TestConfig(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  std::shared_ptr<const Batch> batch;
+  ExpectOk(trainer.engine().BeginDequeue(0, &batch));
+  std::shared_ptr<const Batch> again;
+  EXPECT_NE(trainer.engine().BeginDequeue(0, &again).message().find(
+                "while another call of it runs"),
+            std::string::npos);
+  EXPECT_EQ(again, nullptr);
+  trainer.engine().FinishDequeue(0, false);
+  EXPECT_EQ(ToString(trainer.engine().Describe()), "1 0");
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+}
+
+TEST(HostEngineTest, ResetForgetsStepsAndKeepsCounting) {
+  Trainer trainer(TestConfig(2));
+  for (int32_t r : {0, 1}) {
+    ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+    ExpectOk(trainer.Dequeue(r));
+    ExpectOk(trainer.Apply(r, GradientsOf(trainer, r)));
+  }
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  trainer.engine().Reset();
+  EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0 1");
+  ExpectRefused(
+      &trainer, "`dequeue` needs an enqueued step",
+      [&] { return trainer.Dequeue(0); }, Code::kNotYet);
+  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
+                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+}
+
+TEST(HostEngineTest, ACallThatAResetOvertookChangesNothing) {
+  Trainer trainer(TestConfig(1));
+  HostEngine& engine = trainer.engine();
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  std::shared_ptr<const Batch> batch;
+  ExpectOk(engine.BeginDequeue(0, &batch));
+  engine.Reset();
+  engine.FinishDequeue(0, true);
+  EXPECT_EQ(ToString(engine.Describe()), "0 0");
+
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  BatchGradients gradients;
+  const Values values = GradientsOf(trainer, 0);
+  for (const std::vector<float>& value : values) {
+    gradients.features.push_back(value);
+  }
+  std::shared_ptr<HostEngine::Step> step;
+  ExpectOk(engine.BeginApply(0, gradients, &step));
+  ASSERT_NE(step, nullptr);
+  engine.Reset();
+  engine.FinishApply(0, true);
+  EXPECT_EQ(ToString(engine.Describe()), "0 0");
+}
+
+TEST(HostEngineTest, AResetInsideAnEnqueueDropsItsStep) {
+  Trainer trainer(TestConfig(1));
+  trainer.parallel_for =
+      [&](int64_t total, int64_t cost,
+          const std::function<void(int64_t, int64_t)>& work) {
+        SerialFor(total, cost, work);
+        trainer.engine().Reset();
+      };
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  trainer.parallel_for = SerialFor;
+  EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0");
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+}
+
+TEST(HostEngineTest, ConfigurationsThatMakeNoSenseAreRefused) {
+  const auto refusal = [](const EngineConfig& config) {
+    std::unique_ptr<HostEngine> engine;
+    const Status status = HostEngine::Make(config, &engine);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_EQ(engine, nullptr);
+    return status.message();
+  };
+  for (int32_t num_replicas : {0, -1, INT32_MAX}) {
+    EngineConfig config = TestConfig(1);
+    config.num_replicas = num_replicas;
+    EXPECT_NE(refusal(config).find("`num_replicas`"), std::string::npos);
+  }
+  EngineConfig config = TestConfig(1);
+  config.max_pending_steps = 0;
+  EXPECT_NE(refusal(config).find("`max_pending_steps`"), std::string::npos);
+  config = TestConfig(1);
+  config.tables[1].name = "ads";
+  EXPECT_EQ(refusal(config), "Two tables have the name 'ads'");
+  config = TestConfig(1);
+  config.tables[1].dim = 0;
+  EXPECT_NE(refusal(config).find("Table 'words': dim must be at least 1"),
+            std::string::npos);
+  config = TestConfig(1);
+  config.features.clear();
+  EXPECT_NE(refusal(config).find("at least one feature"), std::string::npos);
+  for (int32_t table : {-1, 2}) {
+    config = TestConfig(1);
+    config.table_of_feature[1] = table;
+    EXPECT_NE(refusal(config).find("Feature 'text': table"), std::string::npos);
+  }
+  config = TestConfig(1);
+  config.features[0].max_sequence_length = -1;
+  EXPECT_NE(refusal(config).find("max_sequence_length"), std::string::npos);
+}
+
+// Each replica on a thread of its own. A call at the wrong time is tried again;
+// the result is that of the same steps one after the other.
+TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
+  constexpr int32_t kNumReplicas = 8;
+  constexpr uint32_t kNumSteps = 30;
+  Trainer trainer(TestConfig(kNumReplicas));
+  std::vector<TestTable> tables = trainer.tables();
+  std::vector<TestTable> accumulators = trainer.accumulators();
+  std::atomic<int> num_wrong{0};
+  const auto retry = [&](const auto& call) {
+    for (;;) {
+      const Status status = call();
+      if (status.ok()) return;
+      if (status.code() != Code::kNotYet) {
+        ++num_wrong;
+        return;
+      }
+      std::this_thread::yield();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int32_t r = 0; r < kNumReplicas; ++r) {
+    threads.emplace_back([&, r] {
+      for (uint32_t step = 0; step < kNumSteps; ++step) {
+        // One step ahead every other time.
+        if (!trainer.Enqueue(r, BatchOf(trainer, step * 100 + r)).ok()) {
+          ++num_wrong;
+        }
+        retry([&] { return trainer.Dequeue(r); });
+        retry([&] {
+          return trainer.Apply(r, GradientsOf(trainer, step * 100 + r));
+        });
+      }
+    });
+  }
+  std::thread observer([&] {
+    while (trainer.engine().Describe().num_updates < kNumSteps &&
+           num_wrong == 0) {
+      std::this_thread::yield();
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  observer.join();
+  ASSERT_EQ(num_wrong, 0);
+  for (uint32_t step = 0; step < kNumSteps; ++step) {
+    std::vector<TestBatch> batches;
+    std::vector<Values> gradients;
+    for (int32_t r = 0; r < kNumReplicas; ++r) {
+      batches.push_back(BatchOf(trainer, step * 100 + r));
+      gradients.push_back(GradientsOf(trainer, step * 100 + r));
+    }
+    UpdateByHand(trainer.config(), batches, gradients, &tables, &accumulators);
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    EXPECT_EQ(trainer.tables()[t].shards(), tables[t].shards());
+    EXPECT_EQ(trainer.accumulators()[t].shards(), accumulators[t].shards());
+  }
+}
+
+// Resets come at any time, also inside a call of another thread.
+TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
+  constexpr int32_t kNumReplicas = 4;
+  Trainer trainer(TestConfig(kNumReplicas));
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (int32_t r = 0; r < kNumReplicas; ++r) {
+    threads.emplace_back([&, r] {
+      for (uint32_t step = 0; !done; ++step) {
+        (void)trainer.Enqueue(r, BatchOf(trainer, step));
+        (void)trainer.Dequeue(r);
+        (void)trainer.Apply(r, GradientsOf(trainer, step));
+      }
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    trainer.engine().Reset();
+    std::this_thread::yield();
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  trainer.engine().Reset();
+  const int64_t num_updates = trainer.engine().Describe().num_updates;
+  for (int32_t r = 0; r < kNumReplicas; ++r) {
+    ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+    ExpectOk(trainer.Dequeue(r));
+    ExpectOk(trainer.Apply(r, GradientsOf(trainer, r)));
+  }
+  EXPECT_EQ(trainer.engine().Describe().num_updates, num_updates + 1);
+}
+
+// The engine's steps alone: what an update does to rows, others test.
+class PipelinedTest : public testing::Test {
+ protected:
+  static EngineConfig Config(int32_t num_replicas) {
+    EngineConfig config = TestConfig(num_replicas);
+    config.is_pipelined = true;
+    return config;
+  }
+
+  // Hands in gradients; the rate tells whose update comes out, or 0.
+  static float Apply(Trainer* trainer, int32_t replica, float rate,
+                     bool succeeds = true) {
+    BatchGradients gradients;
+    const auto values = std::make_shared<Values>(GradientsOf(*trainer, 0));
+    for (const std::vector<float>& value : *values) {
+      gradients.features.push_back(value);
+    }
+    gradients.keep_alive = values;
+    gradients.hyperparameters = {{rate}, {rate}};
+    std::shared_ptr<HostEngine::Step> step;
+    ExpectOk(
+        trainer->engine().BeginApply(replica, std::move(gradients), &step));
+    if (step == nullptr) return 0;
+    trainer->engine().FinishApply(replica, succeeds);
+    return step->hyperparameters[0][0];
+  }
+
+  static float Land(Trainer* trainer, bool always, bool succeeds = true) {
+    std::shared_ptr<HostEngine::Step> step;
+    ExpectOk(trainer->engine().BeginLanding(0, always, &step));
+    if (step == nullptr) return 0;
+    trainer->engine().FinishLanding(succeeds);
+    return step->hyperparameters[0][0];
+  }
+};
+
+TEST_F(PipelinedTest, EachUpdateLandsWithTheNextStepsGradients) {
+  Trainer trainer(Config(2));
+  const float expected[] = {0, 1, 2, 3};
+  for (int step = 0; step < 4; ++step) {
+    for (int32_t r : {0, 1}) ExpectOk(trainer.Enqueue(r, BatchOf(trainer, 0)));
+    for (int32_t r : {0, 1}) ExpectOk(trainer.Dequeue(r));
+    EXPECT_EQ(Apply(&trainer, 1, 100), 0);
+    EXPECT_EQ(Apply(&trainer, 0, step + 1), expected[step]);
+    EXPECT_EQ(trainer.engine().Describe().num_updates, step);
+    EXPECT_TRUE(trainer.engine().Describe().is_held);
+  }
+  EXPECT_EQ(Land(&trainer, true), 4);
+  EXPECT_EQ(Land(&trainer, true), 0);
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 4);
+  EXPECT_FALSE(trainer.engine().Describe().is_held);
+}
+
+TEST_F(PipelinedTest, AForwardStepMustSeeTheHeldUpdate) {
+  Trainer trainer(Config(1));
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 1), 0);
+  EXPECT_EQ(Land(&trainer, false), 0);  // no step, so none to wait for
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  EXPECT_EQ(Land(&trainer, false), 0);  // a training step sees old rows
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 2), 1);
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
+  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kNotYet);
+  EXPECT_EQ(Land(&trainer, false), 2);
+  ExpectOk(trainer.Dequeue(0));
+}
+
+TEST_F(PipelinedTest, AnUpdateThatFailsIsNotLost) {
+  Trainer trainer(Config(1));
+  for (int step = 0; step < 2; ++step) {
+    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  }
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 1), 0);
+  EXPECT_EQ(Land(&trainer, true, false), 1);
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_EQ(Apply(&trainer, 0, 2, false), 1);
+  EXPECT_TRUE(trainer.engine().Describe().awaiting[0]);
+  EXPECT_EQ(Apply(&trainer, 0, 3), 1);
+  EXPECT_EQ(Land(&trainer, true), 3);
+}
+
+TEST_F(PipelinedTest, OneUpdateLandsAtATime) {
+  Trainer trainer(Config(1));
+  for (int step = 0; step < 2; ++step) {
+    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  }
+  ExpectOk(trainer.Dequeue(0));
+  Apply(&trainer, 0, 1);
+  std::shared_ptr<HostEngine::Step> step, other;
+  ExpectOk(trainer.engine().BeginLanding(0, true, &step));
+  EXPECT_EQ(trainer.engine().BeginLanding(0, true, &other).code(),
+            Code::kNotYet);
+  EXPECT_EQ(trainer.Dequeue(0).code(), Code::kNotYet);
+  trainer.engine().Reset();
+  trainer.engine().FinishLanding(true);
+  EXPECT_FALSE(trainer.engine().Describe().is_held);
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
+}
+
+TEST(HostEngineTest, SamplesIdsAndUniqueRowsAreCounted) {
+  Trainer trainer(TestConfig(1));
+  TestBatch batch(3);
+  batch[0].ids = {{1, 1}, {2}};
+  batch[1].ids = {{1, 2, 3}, {}};
+  batch[2].ids = {{1}, {}};
+  ExpectOk(trainer.Enqueue(0, batch));
+  const HostEngine::Description found = trainer.engine().Describe();
+  EXPECT_EQ(found.features[0].num_samples, 2);
+  EXPECT_EQ(found.features[0].ids.num_ids, 3);
+  EXPECT_EQ(found.features[1].ids.num_truncated, 1);
+  EXPECT_EQ(found.tables[0].num_lookups, 4);
+  EXPECT_EQ(found.tables[0].num_unique_rows, 2);
+  EXPECT_EQ(found.tables[1].num_lookups, 2);
+}
+
+}  // namespace
+}  // namespace layoutmap

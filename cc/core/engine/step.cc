@@ -1,0 +1,141 @@
+#include "cc/core/engine/step.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/rows/unique_rows.h"
+
+namespace layoutmap {
+namespace {
+
+// The table's batches in the order in which gradients are summed.
+template <typename Visit>
+void ForSegments(const EngineConfig& config, int32_t table, size_t num_replicas,
+                 const Visit& visit) {
+  for (size_t f = 0; f < config.features.size(); ++f) {
+    if (config.table_of_feature[f] != table) continue;
+    for (size_t replica = 0; replica < num_replicas; ++replica) {
+      visit(f, replica);
+    }
+  }
+}
+
+// For each position the output row it belongs to.
+std::vector<uint32_t> OutputRows(const std::vector<const RaggedIds*>& segments,
+                                 size_t num_positions) {
+  std::vector<uint32_t> output_of;
+  output_of.reserve(num_positions);
+  uint32_t output = 0;
+  for (const RaggedIds* ids : segments) {
+    const Span<const int64_t> splits = ids->splits();
+    for (int64_t o = 0; o < ids->num_outputs(); ++o, ++output) {
+      output_of.insert(output_of.end(), splits[o + 1] - splits[o], output);
+    }
+  }
+  return output_of;
+}
+
+// For each position its gain; empty if all of them are 1.
+std::vector<float> Gains(const std::vector<const RaggedIds*>& segments,
+                         size_t num_positions) {
+  bool all_one = true;
+  for (const RaggedIds* ids : segments) all_one &= ids->gains().empty();
+  std::vector<float> gains;
+  if (all_one) return gains;
+  gains.reserve(num_positions);
+  for (const RaggedIds* ids : segments) {
+    if (ids->gains().empty()) {
+      gains.insert(gains.end(), ids->rows().size(), 1.0f);
+    } else {
+      gains.insert(gains.end(), ids->gains().begin(), ids->gains().end());
+    }
+  }
+  return gains;
+}
+
+template <typename T>
+std::vector<T> Permute(const std::vector<T>& values,
+                       const std::vector<uint32_t>& positions) {
+  std::vector<T> permuted(values.empty() ? 0 : positions.size());
+  for (size_t k = 0; k < permuted.size(); ++k) {
+    permuted[k] = values[positions[k]];
+  }
+  return permuted;
+}
+
+}  // namespace
+
+TableStep PrepareTable(
+    const EngineConfig& config, int32_t table,
+    const std::vector<std::shared_ptr<const Batch>>& batches) {
+  std::vector<const RaggedIds*> segments;
+  std::vector<Span<const uint32_t>> rows;
+  ForSegments(config, table, batches.size(), [&](size_t f, size_t replica) {
+    segments.push_back(&(*batches[replica])[f]);
+    rows.push_back(segments.back()->rows());
+  });
+  UniqueRows unique =
+      FindUniqueRows(rows, config.tables[table].partition.num_rows());
+  const size_t num_positions = unique.positions.size();
+
+  TableStep step;
+  step.gradient_of =
+      Permute(OutputRows(segments, num_positions), unique.positions);
+  step.gains = Permute(Gains(segments, num_positions), unique.positions);
+  step.rows = std::move(unique.rows);
+  step.splits = std::move(unique.splits);
+  return step;
+}
+
+void PrepareTables(const EngineConfig& config,
+                   const std::vector<std::shared_ptr<const Batch>>& batches,
+                   const ParallelFor& parallel_for,
+                   std::vector<TableStep>* tables) {
+  const int64_t num_tables = static_cast<int64_t>(config.tables.size());
+  tables->resize(num_tables);
+  parallel_for(num_tables, 1000000, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      (*tables)[t] = PrepareTable(config, static_cast<int32_t>(t), batches);
+    }
+  });
+}
+
+Status CheckGradients(const EngineConfig& config, const Batch& batch,
+                      const BatchGradients& gradients) {
+  for (size_t f = 0; f < batch.size(); ++f) {
+    const int64_t expected = batch[f].num_outputs() * config.dim_of_feature(f);
+    if (gradients.features[f].size() != expected) {
+      return InvalidArgument("Feature '" + config.features[f].feature +
+                             "': its gradient must be shaped like its "
+                             "activation, " +
+                             std::to_string(expected) + " values. Received: " +
+                             std::to_string(gradients.features[f].size()));
+    }
+  }
+  return Status();
+}
+
+std::vector<const float*> GradientRows(
+    const EngineConfig& config, int32_t table,
+    const std::vector<BatchGradients>& gradients) {
+  std::vector<const float*> rows;
+  const int64_t dim = config.tables[table].dim;
+  ForSegments(config, table, gradients.size(), [&](size_t f, size_t replica) {
+    const Span<const float> gradient = gradients[replica].features[f];
+    for (int64_t i = 0; i < gradient.size(); i += dim) {
+      rows.push_back(gradient.data() + i);
+    }
+  });
+  return rows;
+}
+
+}  // namespace layoutmap

@@ -1,0 +1,338 @@
+#include "cc/core/engine/token_steps.h"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/status.h"
+#include "cc/core/engine/engine_test.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/table_test.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+using Marks = std::vector<float>;
+
+constexpr int64_t kNumSamples = 4;
+
+// An engine whose steps are found by token.
+class TokenTrainer : public Trainer {
+ public:
+  explicit TokenTrainer(int32_t num_replicas)
+      : Trainer(TestConfig(num_replicas)), tokens(&engine()) {}
+
+  TestBatch BatchOf(uint32_t seed) {
+    return RandomBatch(config(), kNumSamples, seed);
+  }
+
+  Values GradientsOf(uint32_t seed) {
+    Values gradients;
+    for (size_t f = 0; f < config().features.size(); ++f) {
+      gradients.push_back(
+          RandomFloats(OutputRow(config().features[f], kNumSamples, 0) *
+                           config().dim_of_feature(f),
+                       seed * 10 + f));
+    }
+    return gradients;
+  }
+
+  int64_t Open(uint32_t seed, int32_t replica = 0) {
+    int64_t token = 0;
+    const Status status =
+        tokens.Open(replica, MakeBatch(BatchOf(seed)), &token);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return token;
+  }
+
+  Status TryFollow(int64_t token, uint32_t seed, int32_t replica,
+                   Marks* marks) {
+    TokenSteps::Mark mark;
+    LM_RETURN_IF_ERROR(
+        tokens.Follow(replica, token, MakeGradients(GradientsOf(seed)), &mark));
+    marks->assign(mark.begin(), mark.end());
+    return Status();
+  }
+
+  Marks Follow(int64_t token, uint32_t seed, int32_t replica = 0) {
+    Marks marks;
+    const Status status = TryFollow(token, seed, replica, &marks);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return marks;
+  }
+
+  Status Apply(const Marks& marks, int32_t replica = 0) {
+    std::shared_ptr<HostEngine::Step> step;
+    LM_RETURN_IF_ERROR(tokens.BeginApply(
+        replica, marks, {{kLearningRate}, {kLearningRate}}, &step));
+    if (step == nullptr) return Status();
+    tokens.Prepare(step.get(), parallel_for);
+    const Status status = Update(*step);
+    tokens.FinishApply(replica, *step, status.ok());
+    return status;
+  }
+
+  TokenSteps tokens;
+};
+
+Marks Sum(const Marks& one, const Marks& other, float factor = 1.0f) {
+  Marks sum;
+  for (size_t i = 0; i < one.size(); ++i) {
+    sum.push_back(factor * (one[i] + other[i]));
+  }
+  return sum;
+}
+
+void ExpectOk(const Status& status) {
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
+void ExpectRefused(const Status& status, const std::string& words) {
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find(words), std::string::npos)
+      << status.message();
+}
+
+// Expects the tables of one update, of the lookups in the order given.
+void ExpectTrained(TokenTrainer* trainer, std::vector<TestTable> tables,
+                   std::vector<TestTable> accumulators,
+                   const std::vector<uint32_t>& batches,
+                   const std::vector<Values>& gradients) {
+  std::vector<TestBatch> read;
+  for (uint32_t seed : batches) read.push_back(trainer->BatchOf(seed));
+  UpdateByHand(trainer->config(), read, gradients, &tables, &accumulators);
+  for (size_t t = 0; t < tables.size(); ++t) {
+    EXPECT_EQ(trainer->tables()[t].shards(), tables[t].shards());
+    EXPECT_EQ(trainer->accumulators()[t].shards(), accumulators[t].shards());
+  }
+}
+
+TEST(TokenStepsTest, EqualStepsInOrder) {
+  for (int num_workers : {1, 3}) {
+    TokenTrainer trainer(1);
+    trainer.parallel_for = UnevenFor(num_workers);
+    Trainer in_order(TestConfig(1));
+    for (uint32_t step = 0; step < 100; ++step) {
+      ExpectOk(in_order.Enqueue(0, trainer.BatchOf(step)));
+      ExpectOk(in_order.Dequeue(0));
+      ExpectOk(in_order.Apply(0, trainer.GradientsOf(step)));
+      ExpectOk(trainer.Apply(trainer.Follow(trainer.Open(step), step)));
+    }
+    for (size_t t = 0; t < trainer.tables().size(); ++t) {
+      EXPECT_EQ(trainer.tables()[t].shards(), in_order.tables()[t].shards());
+    }
+    const HostEngine::Description found = trainer.engine().Describe();
+    const HostEngine::Description expected = in_order.engine().Describe();
+    EXPECT_EQ(found.num_updates, 100);
+    EXPECT_EQ(found.features[0].num_samples, expected.features[0].num_samples);
+    EXPECT_EQ(found.tables[0].num_unique_rows,
+              expected.tables[0].num_unique_rows);
+  }
+}
+
+TEST(TokenStepsTest, SeveralLookupsAreOneUpdate) {
+  TokenTrainer trainer(1);
+  const auto tables = trainer.tables(), accumulators = trainer.accumulators();
+  const int64_t first = trainer.Open(1);
+  trainer.Open(2);  // nobody follows it
+  const int64_t second = trainer.Open(3);
+  // A tape goes backwards.
+  const Marks late = trainer.Follow(second, 3);
+  const Marks early = trainer.Follow(first, 1);
+  ExpectOk(trainer.Apply(Sum(early, late)));
+  ExpectTrained(&trainer, tables, accumulators, {1, 3},
+                {trainer.GradientsOf(1), trainer.GradientsOf(3)});
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
+}
+
+TEST(TokenStepsTest, GradientsAreScaledAsTheirMarks) {
+  TokenTrainer trainer(1);
+  const auto tables = trainer.tables(), accumulators = trainer.accumulators();
+  // Twice of one lookup, and their mean, as of two losses.
+  const int64_t token = trainer.Open(1);
+  const Marks one = trainer.Follow(token, 1), other = trainer.Follow(token, 2);
+  ExpectOk(trainer.Apply(Sum(one, other, 0.5f)));
+  std::vector<Values> gradients = {trainer.GradientsOf(1),
+                                   trainer.GradientsOf(2)};
+  for (Values& values : gradients) {
+    for (std::vector<float>& feature : values) {
+      for (float& value : feature) value *= 0.5f;
+    }
+  }
+  ExpectTrained(&trainer, tables, accumulators, {1, 1}, gradients);
+}
+
+TEST(TokenStepsTest, StepsThatAreNotTakenLeaveNoTrace) {
+  TokenTrainer trainer(1);
+  const auto tables = trainer.tables(), accumulators = trainer.accumulators();
+  for (uint32_t step = 0; step < 200; ++step) {
+    trainer.Follow(trainer.Open(step), step);
+  }
+  EXPECT_EQ(trainer.tokens.NumOpen()[0], TokenSteps::kMaxOpen);
+  EXPECT_EQ(trainer.tokens.NumFollowed()[0], TokenSteps::kMaxOpen);
+  ExpectOk(trainer.Apply(trainer.Follow(trainer.Open(7), 7)));
+  ExpectTrained(&trainer, tables, accumulators, {7}, {trainer.GradientsOf(7)});
+  // What was skipped long before goes, what is newer may still be wanted.
+  EXPECT_EQ(trainer.tokens.NumOpen()[0], TokenSteps::kKeptBehind + 1);
+  EXPECT_EQ(trainer.tokens.NumFollowed()[0], TokenSteps::kKeptBehind);
+  ExpectOk(trainer.Apply(Marks(TokenSteps::kMarkSize)));
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
+}
+
+TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRefused) {
+  TokenTrainer trainer(1);
+  Marks marks;
+  const int64_t token = trainer.Open(1);
+  const Marks mark = trainer.Follow(token, 1);
+  ExpectOk(trainer.Apply(mark));
+  const auto before = trainer.tables()[0].shards();
+  ExpectRefused(trainer.Apply(mark), "have expired");
+  // The same place, of other gradients.
+  for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) {
+    trainer.Follow(trainer.Open(i), i);
+  }
+  ExpectRefused(trainer.Apply(mark), "have expired");
+  ExpectRefused(trainer.TryFollow(token, 1, 0, &marks),
+                "Lookup 1 of replica 0 has expired");
+  ExpectRefused(trainer.TryFollow(0, 1, 0, &marks), "`token` must be");
+  ExpectRefused(trainer.TryFollow(999, 1, 0, &marks), "`token` must be");
+  ExpectRefused(trainer.TryFollow(token, 1, 1, &marks), "`replica` must be");
+  ExpectRefused(trainer.Apply({1.0f}), "`marks` must have 128 values");
+  const Marks last = trainer.Follow(trainer.Open(2), 2);
+  trainer.tokens.Reset();
+  ExpectRefused(trainer.Apply(last), "have expired");
+  EXPECT_EQ(trainer.tables()[0].shards(), before);
+  EXPECT_GT(trainer.Open(3), 65);
+}
+
+TEST(TokenStepsTest, ATooLateGradientOfAnotherGenerationNeverCounts) {
+  TokenTrainer trainer(1);
+  const Marks old = trainer.Follow(trainer.Open(1), 1);
+  Marks last;
+  for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) {
+    last = trainer.Follow(trainer.Open(i), i);
+  }
+  // Both stand in one place, and only one of them is still there.
+  ExpectRefused(trainer.Apply(Sum(old, last)), "have expired");
+  ExpectOk(trainer.Apply(last));
+}
+
+TEST(TokenStepsTest, NotFiniteMarksTrainAsSuch) {
+  TokenTrainer trainer(1);
+  Marks marks = trainer.Follow(trainer.Open(1), 1);
+  for (float& mark : marks) {
+    if (mark != 0) mark *= NAN;
+  }
+  ExpectOk(trainer.Apply(marks));
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
+}
+
+TEST(TokenStepsTest, ReplicasSumAsOne) {
+  TokenTrainer trainer(3);
+  for (uint32_t step = 0; step < 10; ++step) {
+    const auto tables = trainer.tables(), accumulators = trainer.accumulators();
+    std::vector<Marks> marks;
+    std::vector<uint32_t> seeds;
+    std::vector<Values> gradients;
+    for (uint32_t call = 0; call < 2; ++call) {
+      for (uint32_t r = 0; r < 3; ++r) {
+        seeds.push_back(step * 10 + 3 * call + r);
+        gradients.push_back(trainer.GradientsOf(seeds.back()));
+      }
+    }
+    for (int32_t r = 0; r < 3; ++r) {
+      const int64_t first = trainer.Open(seeds[r], r);
+      const int64_t second = trainer.Open(seeds[3 + r], r);
+      const Marks late = trainer.Follow(second, seeds[3 + r], r);
+      marks.push_back(Sum(trainer.Follow(first, seeds[r], r), late));
+    }
+    for (int32_t i = 0; i < 3; ++i) {
+      const int32_t r = (i + step) % 3;
+      ExpectOk(trainer.Apply(marks[r], r));
+    }
+    ExpectTrained(&trainer, tables, accumulators, seeds, gradients);
+  }
+}
+
+TEST(TokenStepsTest, AStepThatFailedInOneReplicaIsOver) {
+  TokenTrainer trainer(2);
+  const auto tables = trainer.tables(), accumulators = trainer.accumulators();
+  const auto follow = [&](uint32_t seed, int32_t replica) {
+    return trainer.Follow(trainer.Open(seed, replica), seed, replica);
+  };
+  const Marks first = follow(1, 0);
+  follow(2, 1);
+  ExpectOk(trainer.Apply(first, 0));
+  ExpectRefused(trainer.Apply({1.0f}, 1), "`marks` must have");
+  ExpectRefused(trainer.Apply(first, 0), "replica 1: `marks` must have");
+  // The next step of both.
+  const Marks again = follow(3, 0), other = follow(4, 1);
+  ExpectOk(trainer.Apply(again, 0));
+  ExpectOk(trainer.Apply(other, 1));
+  ExpectTrained(&trainer, tables, accumulators, {3, 4},
+                {trainer.GradientsOf(3), trainer.GradientsOf(4)});
+}
+
+TEST(TokenStepsTest, AReplicaThatLeavesAStepOutIsNamed) {
+  TokenTrainer trainer(3);
+  ExpectOk(trainer.Apply(trainer.Follow(trainer.Open(1), 1), 0));
+  ExpectOk(trainer.Apply(Marks(TokenSteps::kMarkSize), 2));
+  ExpectRefused(trainer.Apply(trainer.Follow(trainer.Open(2), 2), 0),
+                "Missing: 1");
+  ExpectRefused(trainer.Apply(Marks(TokenSteps::kMarkSize), 1), "refused");
+  EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
+}
+
+// Others may be updating, or so far ahead that it has expired.
+void ExpectOkOrTooLate(const Status& status) {
+  EXPECT_TRUE(status.ok() || status.code() == Code::kFailedPrecondition ||
+              status.code() == Code::kNotYet)
+      << status.message();
+}
+
+TEST(TokenStepsTest, ThreadsMayOpenFollowAndApplyAtOnce) {
+  TokenTrainer trainer(1);
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&trainer, t] {
+      for (uint32_t i = 0; i < 50; ++i) {
+        int64_t token = 0;
+        Marks marks;
+        std::shared_ptr<const Batch> batch;
+        ExpectOk(trainer.tokens.Open(
+            0, trainer.MakeBatch(trainer.BatchOf(50 * t + i)), &token));
+        ExpectOkOrTooLate(trainer.tokens.Find(0, token, &batch));
+        const Status followed = trainer.TryFollow(token, i, 0, &marks);
+        ExpectOkOrTooLate(followed);
+        if (followed.ok()) ExpectOkOrTooLate(trainer.Apply(marks));
+        if (i % 20 == 0) trainer.tokens.Reset();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(trainer.tokens.NumOpen()[0], TokenSteps::kMaxOpen);
+}
+
+TEST(TokenStepsTest, TablesWithoutAnOptimizerAreNotTrained) {
+  EngineConfig config = TestConfig(1);
+  config.tables[1].optimizer = Optimizer::kNone;
+  Trainer trainer(config);
+  TokenSteps tokens(&trainer.engine());
+  int64_t token;
+  ExpectOk(tokens.Open(
+      0, trainer.MakeBatch(RandomBatch(config, kNumSamples, 1)), &token));
+  TokenSteps::Mark mark;
+  ExpectRefused(tokens.Follow(0, token, BatchGradients(), &mark),
+                "Table 'words' has no optimizer");
+}
+
+}  // namespace
+}  // namespace layoutmap

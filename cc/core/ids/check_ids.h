@@ -1,0 +1,56 @@
+// The range check of ids, and its one sentence.
+
+#ifndef TF_LAYOUTMAP_CORE_IDS_CHECK_IDS_H_
+#define TF_LAYOUTMAP_CORE_IDS_CHECK_IDS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+
+namespace layoutmap {
+
+// One comparison covers both ends: a negative id becomes a huge number.
+template <typename Tid>
+inline bool IsOutside(Tid id, int64_t num_rows) {
+  return static_cast<uint64_t>(static_cast<int64_t>(id)) >=
+         static_cast<uint64_t>(num_rows);
+}
+
+// Refuses a list with an id outside [0, num_rows), naming the first:
+//
+//   Feature 'ads', sample 3: id 105 is outside table 'ad_table' with 100 rows
+//
+// where `name_of(i)` names ids[i], here "Feature 'ads', sample 3: id 105".
+// `table` is empty where it is not known.
+template <typename Tid, typename NameOf>
+Status CheckNamedIds(Span<const Tid> ids, int64_t num_rows,
+                     const std::string& table, const NameOf& name_of) {
+  // No branch, so that the loop runs at the speed of memory.
+  bool bad = false;
+  for (Tid id : ids) bad |= IsOutside(id, num_rows);
+  if (!bad) return Status();
+  const int64_t i =
+      std::find_if(ids.begin(), ids.end(),
+                   [&](Tid id) { return IsOutside(id, num_rows); }) -
+      ids.begin();
+  return InvalidArgument(
+      name_of(i) + " is outside " +
+      (table.empty() ? "the table" : "table '" + table + "'") + " with " +
+      std::to_string(num_rows) + " rows");
+}
+
+// The same, naming ids by their place: "Id 105 (ids[7])".
+template <typename Tid>
+Status CheckIds(Span<const Tid> ids, int64_t num_rows,
+                const std::string& table = "") {
+  return CheckNamedIds(ids, num_rows, table, [&](int64_t i) {
+    return "Id " + std::to_string(ids[i]) + " (ids[" + std::to_string(i) + "])";
+  });
+}
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_IDS_CHECK_IDS_H_

@@ -1,0 +1,97 @@
+// The ids of one feature in one batch: the one place where they are checked.
+
+#ifndef TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_
+#define TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/combiner.h"
+
+namespace layoutmap {
+
+// What becomes of an id that is not a row of its table.
+enum class OutOfRange {
+  kError,
+  kDrop,  // as if it were not there; its position of a sequence stays empty
+  kClip,  // the nearest row
+};
+
+Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range);
+
+// What a batch must agree with, and the names that messages use.
+struct FeatureSpec {
+  std::string feature;
+  std::string table;
+  int64_t num_rows = 0;
+  Combiner combiner = Combiner::kSum;
+  // Above 0: a sequence feature. It has one output row for each of the first
+  // positions of a sample, and combines nothing.
+  int64_t max_sequence_length = 0;
+  OutOfRange out_of_range = OutOfRange::kError;
+};
+
+// How many ids of a batch were not used as they came.
+struct IdCounts {
+  int64_t num_ids = 0;        // that came
+  int64_t num_dropped = 0;    // out of range
+  int64_t num_clipped = 0;    // out of range
+  int64_t num_truncated = 0;  // behind the last position of a sequence
+};
+
+// How `splits` says which sample an id belongs to.
+enum class Form {
+  kRagged,  // row_splits, [num_samples + 1]
+  kSparse,  // indices, [num_ids, 2] row-major: the sample, and the position
+            // in it, which a sequence keeps
+  kDense,   // unused: every sample has num_ids / num_samples ids
+};
+
+template <typename Tid>
+struct FeatureInput {
+  Form form = Form::kRagged;
+  Span<const Tid> ids;
+  Span<const int64_t> splits;
+  int64_t num_samples = 0;
+  Span<const float> weights;  // empty: 1 each
+};
+
+// What messages call an id of a feature: "Feature 'ads', sample 3: id 105".
+std::string NameOfId(const FeatureSpec& spec, int64_t sample, int64_t id);
+
+class RaggedIds {
+ public:
+  // Checks `input` and keeps a copy of what a step needs. Nothing of `ids`
+  // changes unless the result is ok.
+  template <typename Tid>
+  static Status Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
+                     RaggedIds* ids);
+
+  // Rows of the activations: samples, times the sequence length if there is
+  // one.
+  int64_t num_outputs() const {
+    return static_cast<int64_t>(splits_.size()) - 1;
+  }
+  int64_t num_samples() const { return num_samples_; }
+
+  // Validated global rows, those of output `o` at [splits[o], splits[o + 1]).
+  Span<const uint32_t> rows() const { return rows_; }
+  Span<const int64_t> splits() const { return splits_; }
+  // One factor per row; empty when all are 1.
+  Span<const float> gains() const { return gains_; }
+  const IdCounts& counts() const { return counts_; }
+
+ private:
+  int64_t num_samples_ = 0;
+  std::vector<uint32_t> rows_;
+  std::vector<int64_t> splits_{0};
+  std::vector<float> gains_;
+  IdCounts counts_;
+};
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_

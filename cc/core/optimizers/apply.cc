@@ -1,0 +1,208 @@
+#include "cc/core/optimizers/apply.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/views.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/half_table.h"
+#include "cc/core/tables/lookup.h"
+#include "cc/core/tables/sharded_view.h"
+
+namespace layoutmap {
+namespace {
+
+constexpr int64_t kTile = 256;
+// Of rows that are expanded to floats: while a tile is worked on and rounded,
+// the rows that its expansion has prefetched arrive, which are the next tile.
+constexpr int64_t kHalfTile = kAhead;
+
+// Pointers of rows [begin, end) and of the `kAhead` after them, as far as
+// there are any; the rest repeats the last one.
+template <typename T>
+void ResolveRows(const ShardedView<T>& view, Span<const uint32_t> rows,
+                 int64_t begin, int64_t end, std::vector<T*>* row_of) {
+  row_of->resize(end - begin + kAhead);
+  const int64_t known = std::min(end - begin + kAhead, rows.size() - begin);
+  for (int64_t i = 0; i < known; ++i) {
+    (*row_of)[i] = view.row(rows[begin + i]);
+  }
+  std::fill(row_of->begin() + known, row_of->end(), (*row_of)[known - 1]);
+}
+
+// Rows that are floats already: a tile of them is where it is.
+class FloatTile {
+ public:
+  static constexpr int64_t kSize = kTile;
+
+  explicit FloatTile(const ShardedView<float>& table) : table_(table) {}
+
+  float* const* Open(Span<const uint32_t> rows, int64_t begin, int64_t end,
+                     const RowKernels& kernels) {
+    ResolveRows(table_, rows, begin, end, &row_of_);
+    return row_of_.data();
+  }
+  void Close(Span<const uint32_t> rows, int64_t begin, int64_t end,
+             const RowKernels& kernels) {}
+
+ private:
+  const ShardedView<float>& table_;
+  std::vector<float*> row_of_;
+};
+
+// Rows that are expanded before a tile is worked on, and rounded after.
+class HalfTile {
+ public:
+  static constexpr int64_t kSize = kHalfTile;
+
+  explicit HalfTile(const HalfTable& table)
+      : table_(table),
+        rows_(kHalfTile * table.rows.dim),
+        float_row_of_(kHalfTile + kAhead, rows_.data()),
+        noise_keys_(kHalfTile) {
+    for (int64_t i = 0; i < kHalfTile; ++i) {
+      float_row_of_[i] = rows_.data() + i * table.rows.dim;
+    }
+  }
+
+  float* const* Open(Span<const uint32_t> rows, int64_t begin, int64_t end,
+                     const RowKernels& kernels) {
+    ResolveRows(table_.rows, rows, begin, end, &row_of_);
+    ExpandArgs args;
+    args.row_type = table_.type;
+    args.row_of = row_of_.data();
+    args.num_rows = end - begin;
+    args.dim = table_.rows.dim;
+    args.rows = rows_.data();
+    kernels.expand(args);
+    return float_row_of_.data();
+  }
+
+  void Close(Span<const uint32_t> rows, int64_t begin, int64_t end,
+             const RowKernels& kernels) {
+    for (int64_t u = begin; u < end; ++u) {
+      noise_keys_[u - begin] = NoiseKeyOfRow(table_.noise_key, rows[u]);
+    }
+    RoundArgs args;
+    args.row_type = table_.type;
+    args.rows = rows_.data();
+    args.noise_keys = noise_keys_.data();
+    args.num_rows = end - begin;
+    args.dim = table_.rows.dim;
+    args.row_of = row_of_.data();
+    kernels.round(args);
+  }
+
+ private:
+  const HalfTable& table_;
+  std::vector<uint16_t*> row_of_;
+  std::vector<float> rows_;
+  std::vector<float*> float_row_of_;
+  std::vector<uint64_t> noise_keys_;
+};
+
+template <typename Tile, typename Table>
+void ApplyToRows(Optimizer optimizer, Span<const float> hyperparameters,
+                 const RowGradients& gradients, const Table& table, int64_t dim,
+                 Span<const ShardedView<float>> slots,
+                 const RowKernels& kernels, const ParallelFor& parallel_for) {
+  Modifiers modifiers;
+  const bool has_modifiers = HasModifiers(optimizer, hyperparameters);
+  if (has_modifiers) modifiers = ReadModifiers(optimizer, hyperparameters);
+  auto work = [&](int64_t begin, int64_t end) {
+    Tile tile(table);
+    std::vector<float*> slot_of[kMaxSlots];
+    std::vector<float> scratch(dim);
+    for (; begin < end; begin += Tile::kSize) {
+      ApplyArgs args;
+      args.optimizer = optimizer;
+      args.hyperparameters = hyperparameters.data();
+      args.modifiers = has_modifiers ? &modifiers : nullptr;
+      args.splits = gradients.splits.data();
+      args.gradient_of = gradients.gradient_of.data();
+      args.gains = gradients.gains.empty() ? nullptr : gradients.gains.data();
+      args.gradient_rows = gradients.gradient_rows.data();
+      args.begin = begin;
+      args.end = std::min(begin + Tile::kSize, end);
+      args.dim = dim;
+      args.scratch = scratch.data();
+      args.row_of = tile.Open(gradients.rows, args.begin, args.end, kernels);
+      for (int64_t j = 0; j < slots.size(); ++j) {
+        ResolveRows(slots[j], gradients.rows, args.begin, args.end,
+                    &slot_of[j]);
+        args.slot_of[j] = slot_of[j].data();
+      }
+      kernels.apply(args);
+      tile.Close(gradients.rows, args.begin, args.end, kernels);
+    }
+  };
+  // A gradient row mostly comes from cache, a table row and its slots from
+  // memory and back: counted as four gradient rows per table row touched.
+  const int64_t rows_touched = 1 + slots.size();
+  ForItems(gradients.splits, 4 * rows_touched, 8 + dim / 8, parallel_for, work);
+}
+
+// The same gradients over every row of the table: none where there were none.
+struct AllRows {
+  std::vector<uint32_t> rows;
+  std::vector<int64_t> splits;
+};
+
+AllRows SpreadOverAllRows(const RowGradients& gradients, int64_t num_rows) {
+  AllRows all;
+  all.rows.resize(num_rows);
+  all.splits.resize(num_rows + 1);
+  int64_t u = 0;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    all.rows[row] = static_cast<uint32_t>(row);
+    u += u < gradients.rows.size() && gradients.rows[u] == row;
+    all.splits[row + 1] = gradients.splits[u];
+  }
+  return all;
+}
+
+template <typename Tile, typename Table, typename T>
+void ApplyToTable(Optimizer optimizer, Span<const float> hyperparameters,
+                  const RowGradients& gradients, const Table& table,
+                  const ShardedView<T>& rows,
+                  Span<const ShardedView<float>> slots,
+                  const RowKernels& kernels, const ParallelFor& parallel_for) {
+  assert(slots.size() == NumSlots(optimizer));
+  if (!TouchesAllRows(optimizer, hyperparameters)) {
+    return ApplyToRows<Tile>(optimizer, hyperparameters, gradients, table,
+                             rows.dim, slots, kernels, parallel_for);
+  }
+  const AllRows all = SpreadOverAllRows(gradients, rows.partition->num_rows());
+  RowGradients spread = gradients;
+  spread.rows = all.rows;
+  spread.splits = all.splits;
+  ApplyToRows<Tile>(optimizer, hyperparameters, spread, table, rows.dim, slots,
+                    kernels, parallel_for);
+}
+
+}  // namespace
+
+void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
+                    const RowGradients& gradients,
+                    const ShardedView<float>& table,
+                    Span<const ShardedView<float>> slots,
+                    const RowKernels& kernels,
+                    const ParallelFor& parallel_for) {
+  ApplyToTable<FloatTile>(optimizer, hyperparameters, gradients, table, table,
+                          slots, kernels, parallel_for);
+}
+
+void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
+                    const RowGradients& gradients, const HalfTable& table,
+                    Span<const ShardedView<float>> slots,
+                    const RowKernels& kernels,
+                    const ParallelFor& parallel_for) {
+  ApplyToTable<HalfTile>(optimizer, hyperparameters, gradients, table,
+                         table.rows, slots, kernels, parallel_for);
+}
+
+}  // namespace layoutmap

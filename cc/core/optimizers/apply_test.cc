@@ -1,0 +1,308 @@
+#include "cc/core/optimizers/apply.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/status.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
+#include "cc/core/tables/table_test.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+constexpr float kRate = 0.3f;
+
+// Unique rows with their positions, and gradients of `num_samples` samples.
+struct Step {
+  std::vector<uint32_t> rows;
+  std::vector<int64_t> splits{0};
+  std::vector<uint32_t> gradient_of;
+  std::vector<float> gains;
+  std::vector<float> values;
+  std::vector<const float*> gradient_rows;
+
+  RowGradients View(bool with_gains) const {
+    RowGradients view;
+    view.rows = rows;
+    view.splits = splits;
+    view.gradient_of = gradient_of;
+    if (with_gains) view.gains = gains;
+    view.gradient_rows = gradient_rows;
+    return view;
+  }
+};
+
+// Each row below `num_rows` with a chance of one in `sparsity`.
+Step RandomStep(int64_t num_rows, int sparsity, int64_t dim, uint32_t seed) {
+  constexpr int64_t kNumSamples = 9;
+  std::mt19937 random(seed);
+  Step step;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    if (random() % sparsity != 0) continue;
+    step.rows.push_back(row);
+    // Mostly few positions, sometimes very many.
+    const int64_t count = random() % 20 ? 1 + random() % 4 : 300;
+    for (int64_t i = 0; i < count; ++i) {
+      step.gradient_of.push_back(random() % kNumSamples);
+      step.gains.push_back(RandomFloat(&random));
+    }
+    step.splits.push_back(step.gradient_of.size());
+  }
+  step.values = RandomFloats(kNumSamples * dim, seed + 1);
+  for (int64_t s = 0; s < kNumSamples; ++s) {
+    step.gradient_rows.push_back(step.values.data() + s * dim);
+  }
+  return step;
+}
+
+// A table and its accumulators, which are positive.
+struct Trained {
+  TestTable table;
+  TestTable accumulators;
+
+  Trained(const RowPartition& partition, int64_t dim, uint32_t seed)
+      : table(partition, dim, seed), accumulators(partition, dim, seed + 1) {
+    for (std::vector<float>& shard : accumulators.shards()) {
+      for (float& value : shard) value = std::fabs(value) + 0.1f;
+    }
+  }
+};
+
+void ApplyByHand(Optimizer optimizer, const Step& step, bool with_gains,
+                 Trained* trained) {
+  for (size_t u = 0; u < step.rows.size(); ++u) {
+    float* row = trained->table.row(step.rows[u]);
+    float* accumulator = trained->accumulators.row(step.rows[u]);
+    for (int64_t c = 0; c < trained->table.dim(); ++c) {
+      float g = 0;
+      for (int64_t k = step.splits[u]; k < step.splits[u + 1]; ++k) {
+        const float value = step.gradient_rows[step.gradient_of[k]][c];
+        g += with_gains ? step.gains[k] * value : value;
+      }
+      if (optimizer == Optimizer::kSgd) {
+        row[c] -= kRate * g;
+      } else {
+        accumulator[c] += g * g;
+        row[c] -= kRate * g / std::sqrt(accumulator[c]);
+      }
+    }
+  }
+}
+
+void Apply(Optimizer optimizer, const Step& step, bool with_gains,
+           CpuLevel level, const ParallelFor& parallel_for, Trained* trained) {
+  const std::vector<float> hyperparameters = {kRate};
+  std::vector<ShardedView<float>> slots;
+  if (NumSlots(optimizer) == 1) {
+    slots.push_back(trained->accumulators.MutableView());
+  }
+  ApplyGradients(optimizer, hyperparameters, step.View(with_gains),
+                 trained->table.MutableView(), slots, RowKernelsFor(level),
+                 parallel_for);
+}
+
+void ExpectSameBits(const TestTable& actual, const TestTable& expected) {
+  ASSERT_EQ(actual.shards().size(), expected.shards().size());
+  for (size_t s = 0; s < actual.shards().size(); ++s) {
+    const std::vector<float>& a = actual.shards()[s];
+    const std::vector<float>& e = expected.shards()[s];
+    ASSERT_EQ(a.size(), e.size());
+    if (a.empty()) continue;
+    ASSERT_EQ(std::memcmp(a.data(), e.data(), a.size() * sizeof(float)), 0)
+        << "shard " << s;
+  }
+}
+
+// Both rules, with and without gains, every level, 1, 2 and 8 workers. Rows
+// that the step does not name stay as they are.
+void ExpectByHand(const RowPartition& partition, int64_t dim,
+                  const Step& step) {
+  for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
+    for (bool with_gains : {false, true}) {
+      Trained expected(partition, dim, dim);
+      ApplyByHand(optimizer, step, with_gains, &expected);
+      for (CpuLevel level : LevelsOfThisCpu()) {
+        for (int num_workers : {1, 2, 8}) {
+          SCOPED_TRACE(testing::Message()
+                       << "optimizer " << static_cast<int>(optimizer)
+                       << ", dim " << dim << ", " << CpuLevelName(level) << ", "
+                       << num_workers << " workers, gains " << with_gains);
+          Trained trained(partition, dim, dim);
+          Apply(optimizer, step, with_gains, level, UnevenFor(num_workers, dim),
+                &trained);
+          ExpectSameBits(trained.table, expected.table);
+          ExpectSameBits(trained.accumulators, expected.accumulators);
+        }
+      }
+    }
+  }
+}
+
+TEST(ApplyTest, SameBitsForEveryDimLevelAndNumberOfWorkers) {
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(29, 3));
+  for (int64_t dim = 1; dim <= 130; ++dim) {
+    ExpectByHand(partition, dim, RandomStep(29, 2, dim, dim));
+  }
+}
+
+// Every rule in all its forms, with modifiers and without, also where rows that
+// were not looked up move: what one worker does without SIMD, all do.
+TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
+  struct Case {
+    Optimizer optimizer;
+    std::vector<float> hyperparameters;
+  };
+  const std::vector<Case> cases = {
+      {Optimizer::kAdagradMomentum, {0.1f, 0.9f, 0, 2.0f, 0.99f, 1e-6f}},
+      {Optimizer::kAdagradMomentum, {0.1f, 0.9f, 1, 3.0f, 1.0f, 1e-6f}},
+      {Optimizer::kAdam, {0.1f, 0.9f, 0.99f, 1e-6f, 0, 1}},
+      {Optimizer::kAdam, {0.1f, 0.9f, 0.99f, 1e-6f, 1, 0}},
+      {Optimizer::kFtrl, {0.1f, -0.5f, 0.01f, 0.02f, 0.1f, 0}},
+      {Optimizer::kFtrl, {0.1f, -0.3f, 0.01f, 0.02f, 0.1f, 1}},
+      {Optimizer::kRowwiseAdagrad, {0.1f, 1e-6f}},
+      {Optimizer::kLamb, {0.1f, 0.9f, 0.99f, 1e-6f, 0.1f}},
+  };
+  const std::vector<float> modifiers = {-0.5f, 0.5f, 0.01f, 1, -0.9f, 0.9f, 1};
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(29, 3));
+  for (const Case& c : cases) {
+    for (bool modified : {false, true}) {
+      std::vector<float> hyperparameters = c.hyperparameters;
+      if (modified) {
+        hyperparameters.insert(hyperparameters.end(), modifiers.begin(),
+                               modifiers.end());
+      }
+      const Status checked =
+          CheckHyperparameters(c.optimizer, "ads", hyperparameters);
+      ASSERT_TRUE(checked.ok()) << checked.message();
+      for (int64_t dim = 1; dim <= 130; dim += dim < 40 ? 1 : 9) {
+        const Step step = RandomStep(29, 2, dim, dim);
+        std::vector<std::vector<float>> expected;
+        for (CpuLevel level : LevelsOfThisCpu()) {
+          for (int num_workers : {1, 2, 8}) {
+            std::vector<TestTable> tables;
+            for (int j = 0; j <= NumSlots(c.optimizer); ++j) {
+              tables.emplace_back(
+                  partition, j == 0 ? dim : SlotDim(c.optimizer, j - 1, dim),
+                  dim + j);
+              for (std::vector<float>& shard : tables[j].shards()) {
+                // Slots are positive.
+                for (float& x : shard) x = j == 0 ? x : std::fabs(x) + 0.1f;
+              }
+            }
+            std::vector<ShardedView<float>> slots;
+            for (size_t j = 1; j < tables.size(); ++j) {
+              slots.push_back(tables[j].MutableView());
+            }
+            ApplyGradients(c.optimizer, hyperparameters, step.View(true),
+                           tables[0].MutableView(), slots, RowKernelsFor(level),
+                           UnevenFor(num_workers, dim));
+            std::vector<std::vector<float>> found;
+            for (TestTable& table : tables) {
+              for (const std::vector<float>& shard : table.shards()) {
+                found.push_back(shard);
+              }
+            }
+            if (expected.empty()) expected = found;
+            ASSERT_EQ(found, expected)
+                << "optimizer " << static_cast<int>(c.optimizer) << ", dim "
+                << dim << ", " << CpuLevelName(level) << ", " << num_workers
+                << " workers";
+          }
+        }
+        for (const std::vector<float>& shard : expected) {
+          for (float x : shard) ASSERT_TRUE(std::isfinite(x));
+        }
+      }
+    }
+  }
+}
+
+TEST(ApplyTest, EveryPlacementFindsItsRows) {
+  for (int64_t num_shards : {1, 2, 5, 40}) {
+    for (Placement placement : {Placement::kDiv, Placement::kMod}) {
+      ExpectByHand(MakePartition(placement, EvenOffsets(31, num_shards)), 6,
+                   RandomStep(31, 2, 6, num_shards));
+    }
+  }
+  ExpectByHand(MakePartition(Placement::kOffsets, {0, 0, 4, 4, 16, 31, 31}), 6,
+               RandomStep(31, 2, 6, 9));
+}
+
+TEST(ApplyTest, MoreRowsThanATile) {
+  ExpectByHand(MakePartition(Placement::kMod, EvenOffsets(3000, 4)), 5,
+               RandomStep(3000, 1, 5, 3));
+}
+
+TEST(ApplyTest, OneRowAndNoRow) {
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(1, 1));
+  ExpectByHand(partition, 33, RandomStep(1, 1, 33, 1));
+  ExpectByHand(partition, 33, Step());
+}
+
+TEST(ApplyTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
+  const RowPartition partition =
+      MakePartition(Placement::kDiv, EvenOffsets(3, 1));
+  Step step = RandomStep(3, 1, 21, 5);
+  for (size_t i = 0; i < step.values.size(); ++i) {
+    const float edges[] = {1e-41f, -1e-40f, 1e-22f, -0.0f, 1e30f};
+    step.values[i] = edges[i % 5];
+  }
+  ExpectByHand(partition, 21, step);
+}
+
+TEST(ApplyTest, OptimizersGoByTheirNames) {
+  Optimizer optimizer;
+  EXPECT_TRUE(ParseOptimizer("none", &optimizer).ok());
+  EXPECT_EQ(optimizer, Optimizer::kNone);
+  EXPECT_EQ(NumSlots(optimizer), 0);
+  EXPECT_TRUE(ParseOptimizer("sgd", &optimizer).ok());
+  EXPECT_EQ(optimizer, Optimizer::kSgd);
+  EXPECT_EQ(NumSlots(optimizer), 0);
+  EXPECT_TRUE(ParseOptimizer("adagrad", &optimizer).ok());
+  EXPECT_EQ(optimizer, Optimizer::kAdagrad);
+  EXPECT_EQ(NumSlots(optimizer), 1);
+  EXPECT_NE(ParseOptimizer("lars", &optimizer).message().find("lars"),
+            std::string::npos);
+}
+
+TEST(ApplyTest, RefusesHyperparametersThatMakeNoSense) {
+  const auto refusal = [](Optimizer optimizer,
+                          const std::vector<float>& values) {
+    const Status status = CheckHyperparameters(optimizer, "ads", values);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    return status.message();
+  };
+  for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
+    for (float bad : {-1.0f, std::numeric_limits<float>::quiet_NaN(),
+                      std::numeric_limits<float>::infinity()}) {
+      EXPECT_NE(refusal(optimizer, {bad})
+                    .find("Table 'ads': the learning rate must be finite"),
+                std::string::npos);
+    }
+    EXPECT_NE(refusal(optimizer, {}).find("takes 1 hyperparameters"),
+              std::string::npos);
+    EXPECT_NE(refusal(optimizer, {1, 2}).find("Received: 2"),
+              std::string::npos);
+    EXPECT_TRUE(
+        CheckHyperparameters(optimizer, "ads", std::vector<float>{0}).ok());
+  }
+  EXPECT_NE(refusal(Optimizer::kNone, {1}).find("takes 0 hyperparameters"),
+            std::string::npos);
+  EXPECT_TRUE(CheckHyperparameters(Optimizer::kNone, "ads", {}).ok());
+}
+
+}  // namespace
+}  // namespace layoutmap

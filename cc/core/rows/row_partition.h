@@ -1,0 +1,183 @@
+// Which shard owns a row, and where in that shard it stands.
+
+#ifndef TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
+#define TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
+
+#include <cassert>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+
+namespace layoutmap {
+
+// n / d by a multiplication. Exact for every n with n * d < 2^64, because
+// floor(2^64 / d) + 1 exceeds 2^64 / d by at most 1, an error of at most
+// n / 2^64 < 1 / d in the quotient (Granlund and Montgomery, PLDI 1994).
+class Divider {
+ public:
+  Divider() : Divider(1) {}
+  explicit Divider(uint64_t d)
+      : d_(d), magic_(d > 1 ? ~uint64_t{0} / d + 1 : 0) {}
+
+  uint64_t operator()(uint64_t n) const {
+    if (d_ == 1) return n;
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(n) * magic_) >>
+                                 64);
+  }
+
+ private:
+  uint64_t d_;
+  uint64_t magic_;
+};
+
+enum class Placement {
+  kDiv,      // contiguous blocks; the first num_rows % num_shards one longer
+  kMod,      // row r in shard r % num_shards
+  kOffsets,  // contiguous blocks of any size
+};
+
+Status ParsePlacement(const std::string& name, Placement* placement);
+
+struct RowOwner {
+  int32_t shard;
+  int64_t local_row;
+};
+
+// `Locate` of one placement, small enough to live in registers: a loop that
+// writes rows through a pointer would have to read a RowPartition's members
+// again for each of them.
+struct LocateInBlocks {
+  RowOwner operator()(int64_t row) const {
+    // Both answers and a selection: a branch on random rows goes wrong.
+    const bool is_long = row < cut;
+    const int64_t first = is_long ? 0 : cut;
+    const int64_t in_long = static_cast<int64_t>(long_blocks(row));
+    const int64_t in_short = static_cast<int64_t>(short_blocks(row - first));
+    const int64_t shard = is_long ? in_long : in_short;
+    const int64_t size = is_long ? block + 1 : block;
+    return {static_cast<int32_t>(shard + (is_long ? 0 : extra)),
+            row - first - shard * size};
+  }
+
+  // Rows below `cut` live in blocks of `block` + 1, `extra` of them; the
+  // others in blocks of `block`.
+  int64_t cut = 0;
+  int64_t extra = 0;
+  int64_t block = 0;
+  Divider long_blocks;
+  Divider short_blocks;
+};
+
+// The same where no shard has a row more than another: half the arithmetic.
+struct LocateInEqualBlocks {
+  RowOwner operator()(int64_t row) const {
+    const int64_t shard = static_cast<int64_t>(blocks(row));
+    return {static_cast<int32_t>(shard), row - shard * block};
+  }
+
+  int64_t block = 0;
+  Divider blocks;
+};
+
+struct LocateRoundRobin {
+  RowOwner operator()(int64_t row) const {
+    const int64_t local = static_cast<int64_t>(by_shards(row));
+    return {static_cast<int32_t>(row - local * num_shards), local};
+  }
+
+  int64_t num_shards = 1;
+  Divider by_shards;
+};
+
+struct LocateByOffsets {
+  RowOwner operator()(int64_t row) const {
+    // The last shard that starts at or before `row` and is not empty: halving
+    // without a branch that the processor would mispredict.
+    const int64_t* first = offsets;
+    int64_t size = num_shards;
+    while (size > 1) {
+      const int64_t half = size / 2;
+      first = first[half] <= row ? first + half : first;
+      size -= half;
+    }
+    return {static_cast<int32_t>(first - offsets), row - *first};
+  }
+
+  const int64_t* offsets;
+  int64_t num_shards;
+};
+
+class RowPartition {
+ public:
+  // One shard, no rows.
+  RowPartition() : offsets_{0, 0} {}
+
+  // `offsets` are cumulative shard sizes, [num_shards + 1]. Refused unless
+  // they start at 0, never decrease and are those that `placement` asks for.
+  static Status Make(Placement placement, Span<const int64_t> offsets,
+                     RowPartition* partition);
+
+  Placement placement() const { return placement_; }
+  int64_t num_rows() const { return offsets_.back(); }
+  int32_t num_shards() const {
+    return static_cast<int32_t>(offsets_.size()) - 1;
+  }
+  int64_t shard_size(int32_t shard) const {
+    return offsets_[shard + 1] - offsets_[shard];
+  }
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+  // `row` must be in [0, num_rows()).
+  RowOwner Locate(int64_t row) const {
+    assert(row >= 0 && row < num_rows());
+    RowOwner owner;
+    WithLocate([&](auto locate) { owner = locate(row); });
+    return owner;
+  }
+
+  // Calls `work(locate)`, where locate(row) is `Locate(row)`: for loops.
+  template <typename Work>
+  void WithLocate(const Work& work) const {
+    if (placement_ == Placement::kMod) return work(round_robin_);
+    if (placement_ == Placement::kDiv) {
+      if (blocks_.extra > 0) return work(blocks_);
+      return work(LocateInEqualBlocks{blocks_.block, blocks_.short_blocks});
+    }
+    return work(LocateByOffsets{offsets_.data(), num_shards()});
+  }
+
+  // Calls `work(local_row)`, where local_row(row, shard) is the place of a row
+  // whose shard is known.
+  template <typename Work>
+  void WithLocalRow(const Work& work) const {
+    if (placement_ == Placement::kMod) {
+      return work([by_shards = round_robin_.by_shards](int64_t row, int32_t) {
+        return static_cast<int64_t>(by_shards(row));
+      });
+    }
+    return work([offsets = offsets_.data()](int64_t row, int32_t shard) {
+      return row - offsets[shard];
+    });
+  }
+
+  // The row that `Locate` sends to `owner`.
+  int64_t GlobalRow(RowOwner owner) const;
+
+ private:
+  Placement placement_ = Placement::kDiv;
+  std::vector<int64_t> offsets_;
+  LocateInBlocks blocks_;
+  LocateRoundRobin round_robin_;
+};
+
+// shards[i] and local_rows[i] of ids[i]; refused whole if an id is outside.
+template <typename Tid>
+Status AssignPartition(const RowPartition& partition, Span<const Tid> ids,
+                       Span<int32_t> shards, Span<Tid> local_rows);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_

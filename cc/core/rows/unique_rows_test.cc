@@ -1,0 +1,119 @@
+#include "cc/core/rows/unique_rows.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "cc/core/base/views.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+using Segments = std::vector<std::vector<uint32_t>>;
+
+UniqueRows Find(const Segments& segments, int64_t num_rows) {
+  std::vector<Span<const uint32_t>> spans(segments.begin(), segments.end());
+  return FindUniqueRows(spans, num_rows);
+}
+
+void ExpectAsMap(const Segments& segments, int64_t num_rows) {
+  std::map<uint32_t, std::vector<uint32_t>> positions_of;
+  uint32_t position = 0;
+  for (const std::vector<uint32_t>& segment : segments) {
+    for (uint32_t row : segment) positions_of[row].push_back(position++);
+  }
+  const UniqueRows unique = Find(segments, num_rows);
+  ASSERT_EQ(unique.size(), static_cast<int64_t>(positions_of.size()));
+  ASSERT_EQ(unique.splits.size(), unique.rows.size() + 1);
+  ASSERT_EQ(unique.splits[0], 0);
+  ASSERT_EQ(unique.positions.size(), position);
+  int64_t u = 0;
+  for (const auto& [row, positions] : positions_of) {
+    ASSERT_EQ(unique.rows[u], row);
+    const std::vector<uint32_t> found(
+        unique.positions.begin() + unique.splits[u],
+        unique.positions.begin() + unique.splits[u + 1]);
+    ASSERT_EQ(found, positions) << "row " << row;
+    ++u;
+  }
+}
+
+std::vector<uint32_t> RandomRows(int64_t num_ids, int64_t num_rows,
+                                 std::mt19937_64* random) {
+  std::vector<uint32_t> rows(num_ids);
+  for (uint32_t& row : rows) row = (*random)() % num_rows;
+  return rows;
+}
+
+// Where the number of digits of the sort or their width changes.
+class DigitBorderTest : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(DigitBorderTest, AgreesWithAMap) {
+  const int64_t num_rows = GetParam();
+  std::mt19937_64 random(num_rows);
+  for (int64_t num_ids : {0, 1, 2, 3, 17, 255, 256, 257, 1000, 5000}) {
+    ExpectAsMap({RandomRows(num_ids, num_rows, &random)}, num_rows);
+    // Few rows, many times; also the last one and the first.
+    std::vector<uint32_t> skewed(num_ids);
+    for (uint32_t& row : skewed) {
+      row = random() % 3 ? num_rows - 1
+                         : random() % std::min<int64_t>(num_rows, 4);
+    }
+    ExpectAsMap({skewed}, num_rows);
+  }
+}
+
+TEST_P(DigitBorderTest, NumbersSegmentsThrough) {
+  const int64_t num_rows = GetParam();
+  std::mt19937_64 random(num_rows + 1);
+  for (int round = 0; round < 20; ++round) {
+    Segments segments(random() % 6);
+    for (std::vector<uint32_t>& segment : segments) {
+      segment =
+          RandomRows(random() % 40, std::min<int64_t>(num_rows, 50), &random);
+    }
+    ExpectAsMap(segments, num_rows);
+  }
+}
+
+TEST_P(DigitBorderTest, KeepsTheOrderOfIdsThatComeSortedOrReversed) {
+  const int64_t num_rows = GetParam();
+  std::vector<uint32_t> rows;
+  for (int64_t i = 0; i < 3000; ++i) {
+    rows.push_back(num_rows - 1 - std::min(num_rows - 1, i / 2));
+  }
+  ExpectAsMap({rows}, num_rows);
+  ExpectAsMap({{rows.rbegin(), rows.rend()}}, num_rows);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    NumRows, DigitBorderTest,
+    ::testing::Values(int64_t{1}, int64_t{2}, int64_t{3}, int64_t{255},
+                      int64_t{256}, int64_t{257}, int64_t{2047}, int64_t{2048},
+                      int64_t{2049}, int64_t{1} << 16, (int64_t{1} << 16) + 1,
+                      int64_t{1} << 21, (int64_t{1} << 22) - 1,
+                      int64_t{1} << 22, (int64_t{1} << 22) + 1,
+                      (int64_t{1} << 31) + 1, (int64_t{1} << 32) - 1,
+                      int64_t{1} << 32));
+
+TEST(UniqueRowsTest, NothingInNothingOut) {
+  for (const Segments& none : {Segments{}, Segments{{}}, Segments{{}, {}}}) {
+    const UniqueRows unique = Find(none, 0);
+    EXPECT_EQ(unique.size(), 0);
+    EXPECT_EQ(unique.splits, std::vector<int64_t>{0});
+    EXPECT_TRUE(unique.positions.empty());
+  }
+}
+
+TEST(UniqueRowsTest, ManyIdsAgreeWithAMap) {
+  std::mt19937_64 random(7);
+  ExpectAsMap({RandomRows(200000, 50000, &random),
+               RandomRows(100000, 2000000, &random)},
+              2000000);
+}
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,179 @@
+#include "cc/core/tables/lookup.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/views.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/table_test.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+struct Ids {
+  std::vector<uint32_t> rows;
+  std::vector<int64_t> splits{0};
+  std::vector<float> gains;
+};
+
+// Samples of the given sizes.
+Ids RandomIds(const std::vector<int64_t>& sizes, int64_t num_rows,
+              uint32_t seed) {
+  std::mt19937 random(seed);
+  Ids ids;
+  for (int64_t size : sizes) {
+    for (int64_t i = 0; i < size; ++i) {
+      ids.rows.push_back(random() % num_rows);
+      ids.gains.push_back(RandomFloat(&random));
+    }
+    ids.splits.push_back(ids.rows.size());
+  }
+  return ids;
+}
+
+// Column by column, in the order of ids.
+std::vector<float> LookupByHand(TestTable* table, const Ids& ids,
+                                bool with_gains) {
+  std::vector<float> out;
+  for (size_t o = 0; o + 1 < ids.splits.size(); ++o) {
+    for (int64_t c = 0; c < table->dim(); ++c) {
+      float sum = 0;
+      for (int64_t i = ids.splits[o]; i < ids.splits[o + 1]; ++i) {
+        const float value = table->row(ids.rows[i])[c];
+        sum += with_gains ? ids.gains[i] * value : value;
+      }
+      out.push_back(sum);
+    }
+  }
+  return out;
+}
+
+std::vector<float> LookupOf(const TestTable& table, const Ids& ids,
+                            bool with_gains, CpuLevel level,
+                            const ParallelFor& parallel_for) {
+  const int64_t num_outputs = ids.splits.size() - 1;
+  // Overwritten, not added to.
+  std::vector<float> out(num_outputs * table.dim(), -7.0f);
+  Lookup(table.View(), ids.rows, ids.splits,
+         with_gains ? Span<const float>(ids.gains) : Span<const float>(),
+         RowKernelsFor(level), parallel_for,
+         {out.data(), num_outputs, table.dim()});
+  return out;
+}
+
+void ExpectSameBits(const std::vector<float>& actual,
+                    const std::vector<float>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  if (actual.empty()) return;
+  ASSERT_EQ(std::memcmp(actual.data(), expected.data(),
+                        actual.size() * sizeof(float)),
+            0);
+}
+
+// Every level of this CPU, with and without gains, with 1, 2 and 8 workers.
+void ExpectByHand(TestTable* table, const Ids& ids) {
+  for (bool with_gains : {false, true}) {
+    const std::vector<float> expected = LookupByHand(table, ids, with_gains);
+    for (CpuLevel level : LevelsOfThisCpu()) {
+      for (int num_workers : {1, 2, 8}) {
+        SCOPED_TRACE(testing::Message()
+                     << "dim " << table->dim() << ", " << CpuLevelName(level)
+                     << ", " << num_workers << " workers, gains "
+                     << with_gains);
+        ExpectSameBits(LookupOf(*table, ids, with_gains, level,
+                                UnevenFor(num_workers, table->dim())),
+                       expected);
+      }
+    }
+  }
+}
+
+TEST(LookupTest, SameBitsForEveryDimLevelAndNumberOfWorkers) {
+  for (int64_t dim = 1; dim <= 130; ++dim) {
+    TestTable table(MakePartition(Placement::kDiv, EvenOffsets(23, 3)), dim,
+                    dim);
+    ExpectByHand(&table,
+                 RandomIds({3, 0, 1, 7, 0, 0, 2, 25, 1}, 23, dim + 1000));
+  }
+}
+
+TEST(LookupTest, EveryPlacementFindsItsRows) {
+  const std::vector<int64_t> sizes = {5, 1, 0, 9, 2};
+  for (int64_t num_shards : {1, 2, 5, 30}) {
+    for (Placement placement : {Placement::kDiv, Placement::kMod}) {
+      TestTable table(MakePartition(placement, EvenOffsets(17, num_shards)), 5,
+                      num_shards);
+      ExpectByHand(&table, RandomIds(sizes, 17, num_shards));
+    }
+  }
+  TestTable table(MakePartition(Placement::kOffsets, {0, 0, 4, 4, 16, 17, 17}),
+                  5, 77);
+  ExpectByHand(&table, RandomIds(sizes, 17, 78));
+}
+
+TEST(LookupTest, SamplesLongerThanATileAndManyShortOnesBesideThem) {
+  std::vector<int64_t> sizes(700, 1);
+  sizes[3] = 5000;  // several tiles
+  sizes[4] = 0;
+  sizes[100] = 512;
+  sizes[101] = 511;
+  sizes[102] = 513;
+  sizes.back() = 1500;
+  for (int64_t dim : {1, 16, 67}) {
+    TestTable table(MakePartition(Placement::kMod, EvenOffsets(301, 4)), dim,
+                    dim);
+    ExpectByHand(&table, RandomIds(sizes, 301, dim));
+  }
+}
+
+TEST(LookupTest, NoIdsAreZerosAndNoSamplesAreNothing) {
+  TestTable table(MakePartition(Placement::kDiv, EvenOffsets(0, 2)), 3, 1);
+  ExpectByHand(&table, Ids());
+  ExpectByHand(&table, RandomIds({0, 0, 0}, 1, 1));
+  EXPECT_EQ(LookupOf(table, RandomIds({0, 0}, 1, 1), true, CurrentCpuLevel(),
+                     SerialFor),
+            std::vector<float>(6, 0.0f));
+}
+
+TEST(LookupTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
+  TestTable table(MakePartition(Placement::kDiv, EvenOffsets(4, 2)), 19, 1);
+  for (int64_t c = 0; c < 19; ++c) {
+    table.row(0)[c] = 1e-41f;  // denormal
+    table.row(1)[c] = -0.0f;
+    table.row(2)[c] = 3e38f;
+    table.row(3)[c] = -1e-40f;
+  }
+  Ids ids;
+  ids.rows = {0, 3, 1, 2, 2, 2, 1};
+  ids.splits = {0, 2, 3, 5, 7};
+  ids.gains = {1, 0.5, 2, 1, -1, 0, 1};
+  ExpectByHand(&table, ids);
+}
+
+TEST(ForItemsTest, VisitsEachItemOnceWhereverTheRangesAreCut) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t num_items = random() % 40;
+    std::vector<int64_t> splits = {0};
+    for (int64_t i = 0; i < num_items; ++i) {
+      splits.push_back(splits.back() +
+                       (random() % 3 ? random() % 4 : random() % 200));
+    }
+    std::vector<std::atomic<int>> visits(num_items);
+    ForItems(splits, 1 + random() % 5, 1, UnevenFor(1 + round % 8, round),
+             [&](int64_t begin, int64_t end) {
+               for (int64_t i = begin; i < end; ++i) ++visits[i];
+             });
+    for (int64_t i = 0; i < num_items; ++i) ASSERT_EQ(visits[i], 1) << i;
+  }
+}
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,39 @@
+// The rows of a sharded table.
+
+#ifndef TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_
+#define TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/rows/row_partition.h"
+
+namespace layoutmap {
+
+// Rows in the shards of `partition`, each [shard size, dim].
+template <typename T>
+struct ShardedView {
+  const RowPartition* partition = nullptr;
+  std::vector<T*> shards;
+  int64_t dim = 0;
+
+  T* row(int64_t global_row) const {
+    const RowOwner owner = partition->Locate(global_row);
+    return shards[owner.shard] + owner.local_row * dim;
+  }
+
+  // Calls `work(row_of)`, where row_of(r) is `row(r)`: for loops.
+  template <typename Work>
+  void WithRow(const Work& work) const {
+    partition->WithLocate([&](auto locate) {
+      work([locate, shards = shards.data(), dim = dim](int64_t global_row) {
+        const RowOwner owner = locate(global_row);
+        return shards[owner.shard] + owner.local_row * dim;
+      });
+    });
+  }
+};
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_

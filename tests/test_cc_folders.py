@@ -1,0 +1,61 @@
+"""The folders of `cc/`, held by reading the includes."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+CC = ROOT / "cc"
+
+# Each folder of the core may include itself and those before it.
+CORE = ["base", "simd", "ids", "rows", "tables", "optimizers", "engine"]
+MOST_FILES = 14
+
+INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
+
+
+def core_files(folder: str) -> list[pathlib.Path]:
+    """Its files but for tests, which may include anything of the core."""
+    return sorted(path for path in (CC / "core" / folder).iterdir()
+                  if path.suffix in (".h", ".cc") and
+                  "_test." not in path.name)
+
+
+def test_every_folder_of_the_core_has_a_place():
+    found = {path.name for path in (CC / "core").iterdir() if path.is_dir()}
+    assert found == set(CORE)
+    assert not [path for path in (CC / "core").iterdir()
+                if path.suffix in (".h", ".cc")]
+
+
+@pytest.mark.parametrize("folder", CORE)
+def test_includes_of_the_core_point_to_folders_before(folder):
+    files = core_files(folder)
+    assert files
+    allowed = set(CORE[:CORE.index(folder) + 1])
+    for path in files:
+        # The bodies per instruction set are made of the update rules.
+        rules = {"optimizers"} if path.name.endswith("_isa.cc") else set()
+        included = set(INCLUDE.findall(path.read_text(encoding="utf-8")))
+        assert included <= allowed | rules, path
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in CC.rglob("*.*")}),
+    ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_folder_can_be_taken_in_at_a_glance(folder):
+    files = [path.name for path in folder.iterdir() if path.suffix]
+    assert len(files) <= MOST_FILES, (
+        f"{folder.relative_to(ROOT)} has {len(files)} files; divide it")
+
+
+def test_the_page_on_the_design_names_every_file_of_the_core():
+    page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    tree = page[page.index("\ncc/\n"):page.index("\ntests/")]
+    rules = {path.stem for path in (CC / "core/optimizers").glob("*.h")}
+    rules -= {"optimizer", "apply"}
+    stems = {path.stem for folder in CORE if folder != "simd"
+             for path in core_files(folder)} - rules - {"host_engine_apply"}
+    assert not {stem for stem in stems
+                if not re.search(rf"\b{stem}\b", tree)}
