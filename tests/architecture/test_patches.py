@@ -172,6 +172,32 @@ def test_without_a_context_the_original_gets_the_same_arguments(row):
         assert is_same(value, given), name
 
 
+OPERATIONS = [row for row in table.ROWS
+              if row.make == "layout.tf_ops.correction:correct"]
+
+
+@pytest.mark.parametrize("row", OPERATIONS, ids=label)
+@pytest.mark.parametrize("traced", [False, True])
+def test_without_a_mesh_an_operation_gets_the_same_arguments(row, traced):
+    seen = []
+
+    def original(*args, **kwargs):
+        seen.append((args, kwargs))
+        return tf.zeros([])
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("called without a mesh")
+
+    wrapper = engine._resolve(f"tf_layoutmap.{row.make}")(original, refuse)
+    first, name = object(), object()
+
+    def call():
+        return wrapper(first, [1], name=name)
+
+    (tf.function(call, autograph=False) if traced else call)()
+    assert seen == [((first, [1]), {"name": name})]
+
+
 def is_same(value, given):
     if isinstance(value, np.ndarray) or tf.is_tensor(value):
         return np.array_equal(value, given)
