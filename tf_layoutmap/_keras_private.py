@@ -1,4 +1,4 @@
-"""The one door to Keras' private names.
+"""The one module that imports Keras' private names.
 
 Each name stands below with the reason we need it. All are looked up when this
 module is imported, so that a Keras that moved one is refused here, with the
@@ -14,7 +14,7 @@ from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
 
 # One minor version: what passes through our hooks changes with each. With 3.14
-# all names are there, and slot variables silently whole on every device.
+# all names are there, and slot variables are replicated, without an error.
 SUPPORTED_VERSIONS = (_requirements.KERAS,)
 
 if keras.backend.backend() != "tensorflow":

@@ -19,6 +19,7 @@ CORE = ROOT / "cc" / "core"
 LEVELS = {
     # No TensorFlow.
     "_checks": 0,
+    "_deprecated": 0,
     "_lazy": 0,
     "_build_info": 0,
     "_private_names": 0,

@@ -1,4 +1,4 @@
-"""Puts groups of rows in force, and takes them back."""
+"""Installs and uninstalls groups of rows."""
 
 import functools
 import importlib
@@ -174,8 +174,8 @@ def owner_of(row: Patch) -> Any:
     return _resolve(f"{module}:{attribute}")
 
 
-def _resolve(home: str) -> Any:
-    module, _, attributes = home.partition(":")
+def _resolve(target: str) -> Any:
+    module, _, attributes = target.partition(":")
     value = importlib.import_module(module)
     for attribute in filter(None, attributes.split(".")):
         value = getattr(value, attribute)

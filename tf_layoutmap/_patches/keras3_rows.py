@@ -1,4 +1,4 @@
-"""Where Keras 3 asks us, for models that are made under a layout map."""
+"""Names of Keras 3, replaced for models made under a layout map."""
 
 from tf_layoutmap._patches.rows import KERAS, Patch
 

@@ -1,4 +1,4 @@
-"""Where tf_keras asks us, for models that are made under a layout map."""
+"""Names of tf_keras, replaced for models made under a layout map."""
 
 from tf_layoutmap._patches.rows import TF_KERAS, Patch
 

@@ -1,4 +1,4 @@
-"""Changing how a tensor lies on its mesh."""
+"""Changing the layout of a tensor."""
 
 from typing import Any
 

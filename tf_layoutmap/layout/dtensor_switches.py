@@ -2,8 +2,8 @@
 
 By default DTensor combines the all-reduces of a step, and a read that follows
 a write may then see the value before the write. Training with clipped
-gradients goes wrong without a word. And it moves a mesh axis from one dimension
-to another by an all-to-all, which mixes up tensors of four dimensions and more:
+gradients goes wrong without an error. And it moves a mesh axis between two
+dimensions by an all-to-all, which mixes up tensors of four dimensions and more:
 products of attention, say. Environment variables switch both off. `import
 tf_layoutmap` sets them, but DTensor reads each once, when it first needs it:
 only running a step tells whether that was in time.

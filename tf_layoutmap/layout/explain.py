@@ -1,4 +1,4 @@
-"""What a layout map does to a model, told before anything is allocated."""
+"""What a layout map does to a model, before anything is allocated."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _deprecated
 from tf_layoutmap.layout.mesh.layouts import mesh_sizes
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
@@ -22,16 +22,16 @@ _SHOWN = 200
 
 @dataclasses.dataclass(frozen=True)
 class VariableReport:
-    """Where one variable goes, and why.
+    """Which layout one variable gets, and why.
 
     Attributes:
-      name: Its most telling name: the best one to write as a key.
+      name: The best of its names to write as a key.
       names: All names that keys are tried on.
       path: Keras' path.
       shape: Of the whole variable.
       dtype: Keras' name of it.
-      pattern: The key that won; None for a replicated variable.
-      losers: Other keys that match.
+      pattern: The key that matches; None for a replicated variable.
+      shadowed: Later keys that match, too.
       axes: Mesh axis per dimension.
       bytes_per_device: What one device holds; 0 while there are problems.
       bytes_total: Of the whole variable.
@@ -44,11 +44,13 @@ class VariableReport:
     shape: tuple[int, ...]
     dtype: str
     pattern: str | None
-    losers: tuple[str, ...]
+    shadowed: tuple[str, ...]
     axes: tuple[str | None, ...]
     bytes_per_device: int
     bytes_total: int
     problems: tuple[str, ...]
+
+    losers = _deprecated.renamed_property("losers", "shadowed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Explanation:
 
     Attributes:
       variables: A `VariableReport` each, in the model's order.
-      unused: Keys that no variable goes by, with the reason.
+      unused: Keys that give no variable its layout, with the reason.
       mesh: Size of each mesh axis.
       unbuilt: Names of layers that have no weights yet.
     """
@@ -75,7 +77,7 @@ class Explanation:
     @property
     def contested(self) -> tuple[VariableReport, ...]:
         """The variables that two or more keys match."""
-        return tuple(v for v in self.variables if v.losers)
+        return tuple(v for v in self.variables if v.shadowed)
 
     @property
     def bytes_per_device(self) -> int:
@@ -95,7 +97,11 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything as plain data, fit for JSON."""
-        return dataclasses.asdict(self)
+        plain = dataclasses.asdict(self)
+        # Until version 0.2: the old name, as in `VariableReport.losers`.
+        for variable in plain["variables"]:
+            variable["losers"] = variable["shadowed"]
+        return plain
 
     def __str__(self) -> str:
         import rich.console
@@ -118,8 +124,8 @@ class Explanation:
         bad_first = sorted(self.variables, key=lambda v: not v.problems)
         for v in bad_first[:_SHOWN]:
             key = "(replicated)" if v.pattern is None else v.pattern
-            if v.losers:
-                key += f"  over {', '.join(v.losers)}"
+            if v.shadowed:
+                key += f"  over {', '.join(v.shadowed)}"
             table.add_row(
                 rich.text.Text(v.name), str(v.shape), str(v.axes),
                 rich.text.Text(key),
@@ -164,17 +170,17 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
     if _is_tf_keras(model):
         from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
 
-        placed = tf_keras_mapping.place(
+        assigned = tf_keras_mapping.assign_layouts(
             layout_map, tf_keras_mapping.find(model, lambda _: True))
     else:
         _checks.check_type(
             "model", model, keras.layers.Layer, "a Keras model or layer")
         owners = _owners(model)
-        placed = assignments.place(
+        assigned = assignments.assign(
             layout_map, [v for v, _ in owners], ObjectPaths([model]),
             owners=[owner for _, owner in owners])
     sizes = mesh_sizes(layout_map.mesh_in_use())
-    reports = tuple(_report(p) for p in placed)
+    reports = tuple(_report(p) for p in assigned)
     unbuilt = tuple(
         layer.name for layer in model._flatten_layers() if not layer.built)
     return Explanation(reports, _unused(layout_map, reports), sizes, unbuilt)
@@ -195,36 +201,36 @@ def _owners(model: Any) -> list[tuple[Any, Any]]:
     return [(v, owner_of.get(id(v))) for v in model.weights]
 
 
-def _report(placed: assignments.Placement) -> VariableReport:
-    variable = placed.variable
+def _report(assigned: assignments.LayoutAssignment) -> VariableReport:
+    variable = assigned.variable
     shape = tuple(variable.shape)
     return VariableReport(
-        name=placed.name, names=tuple(placed.names), path=variable.path,
-        shape=shape, dtype=variable._dtype, pattern=placed.pattern,
-        losers=placed.losers, axes=placed.axes,
-        bytes_per_device=placed.bytes_per_device,
+        name=assigned.name, names=tuple(assigned.names), path=variable.path,
+        shape=shape, dtype=variable._dtype, pattern=assigned.pattern,
+        shadowed=assigned.shadowed, axes=assigned.axes,
+        bytes_per_device=assigned.bytes_per_device,
         bytes_total=assignments.num_bytes(shape, variable._dtype),
-        problems=tuple(placed.problems))
+        problems=tuple(assigned.problems))
 
 
 def _unused(layout_map: LayoutTable,
             reports: Iterable[VariableReport]) -> dict[str, str]:
-    winners = {v.pattern for v in reports}
-    beaten_by = collections.defaultdict(dict)
+    matched = {v.pattern for v in reports}
+    shadowed_by = collections.defaultdict(dict)
     for v in reports:
-        for loser in v.losers:
-            beaten_by[loser][v.pattern] = None
+        for key in v.shadowed:
+            shadowed_by[key][v.pattern] = None
     reasons = {}
     for key in layout_map:
-        if key in winners:
+        if key in matched:
             continue
-        if key in beaten_by:
-            firsts = list(map(repr, beaten_by[key]))
+        if key in shadowed_by:
+            firsts = list(map(repr, shadowed_by[key]))
             first = ", ".join(firsts[:3]) + (
                 f" and {len(firsts) - 3} more" if len(firsts) > 3 else "")
             reasons[key] = (
-                f"matches only variables that go to {first}, set before it: "
-                "set it first, or narrow that one")
+                f"matches only variables that an earlier key matches ({first}): "
+                "set it first, or narrow the earlier one")
         else:
             reasons[key] = "matches no variable" + _nearest(key, reports)
     return reasons

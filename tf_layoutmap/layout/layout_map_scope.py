@@ -1,4 +1,4 @@
-"""The scope under which Keras models lie on a mesh."""
+"""The scope under which Keras models are placed on a mesh."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ from tf_layoutmap import _checks
 from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
-from tf_layoutmap.layout.keras3.context import MeshHome, activated
+from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
 
@@ -58,36 +58,36 @@ def layout_map_scope(layout_map: LayoutTable, *, init: str = "sharded",
         out, a layout does not fit a variable.
       RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
     """
-    home = prepared_home(layout_map, init, batch_dim)
-    with activated(home), _tf_keras_scope(home):
+    context = prepared_context(layout_map, init, batch_dim)
+    with activated(context), _tf_keras_scope(context):
         yield layout_map
-        home.realise()
-    home.check_all_patterns_used()
+        context.initialize_pending()
+    context.check_all_patterns_used()
 
 
-def prepared_home(layout_map: LayoutTable, init: str,
-                  batch_dim: str | None) -> MeshHome:
-    """Returns a home for new models, in a process that is ready for it.
+def prepared_context(layout_map: LayoutTable, init: str,
+                  batch_dim: str | None) -> MeshContext:
+    """Returns a context for new models, in a process that is ready for it.
 
     Arguments and errors are those of `layout_map_scope`.
     """
     _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
     _checks.check_one_of("init", init, initial_values.INITS)
-    home = MeshHome(layout_map, init, batch_dim)
-    home.batch_dim = _batch_dim(home.mesh, batch_dim)
+    context = MeshContext(layout_map, init, batch_dim)
+    context.batch_dim = _batch_dim(context.mesh, batch_dim)
     patches.ensure("mesh")
-    dtensor_switches.refuse_unsafe_process(home.mesh)
+    dtensor_switches.refuse_unsafe_process(context.mesh)
     patches.ensure("keras3")
-    return home
+    return context
 
 
-def _tf_keras_scope(home: MeshHome) -> Any:
+def _tf_keras_scope(context: MeshContext) -> Any:
     """The scope for tf_keras' models, in a program that uses it."""
     if "tf_keras" not in sys.modules:
         return contextlib.nullcontext()
     from tf_layoutmap.layout.tf_keras import patches as tf_keras_patches
 
-    return tf_keras_patches.scope(home)
+    return tf_keras_patches.scope(context)
 
 
 def _batch_dim(mesh: Any, batch_dim: str | None) -> str | None:

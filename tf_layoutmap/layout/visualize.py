@@ -31,7 +31,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
       The drawing.
 
     Raises:
-      TypeError: `variable` lies on no mesh.
+      TypeError: `variable` is on no mesh.
     """
     layout = getattr(variable, "layout", None)
     if layout is None and tf.is_tensor(variable) and (

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import pinning, trace_context
 from tf_layoutmap.layout.mesh.layouts import axes_of_layout
@@ -27,8 +27,8 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
     with what it is multiplied with, that is divided as the weight is.
     """
     layer = _keras_private.calling_layer()
-    home = None if layer is None else home_of(layer)
-    if home is None:
+    context = None if layer is None else context_of(layer)
+    if context is None:
         return original(subscripts, *operands, **options)
     # Any option keeps Keras from its matrix products; this is the default.
     options = {"optimize": "greedy", **options}
@@ -36,37 +36,38 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
         subscripts, [len(x.shape) for x in operands])
     divided = None
     if trace_context.traced_for_mesh() and len(operands) == 2:
-        divided = _axes_of_product(subscripts, operands, home)
+        divided = _axes_of_product(subscripts, operands, context)
     if divided is None:
         return original(subscripts, *operands, **options)
     *of_operands, of_result = divided
     pinned = [
-        x if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, home)
-        else pinning.divided(tf.convert_to_tensor(x), home.mesh, axes)
+        x if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, context)
+        else pinning.divided(tf.convert_to_tensor(x), context.mesh, axes)
         for x, axes in zip(operands, of_operands)]
     with tf.name_scope(tf_ops.DIVIDED_ALIKE):
         result = original(subscripts, *pinned, **options)
-    return pinning.divided(result, home.mesh, of_result)
+    return pinning.divided(result, context.mesh, of_result)
 
 
 def _axes_of_product(subscripts: str, operands: tuple[Any, ...],
-                     home: Any) -> tuple[Any, ...] | None:
+                     context: Any) -> tuple[Any, ...] | None:
     """Returns the axes of both operands and the result, for a weight."""
     number = int(isinstance(operands[1], MeshVariable))
     weight, other = operands[number], operands[1 - number]
     if not isinstance(weight, MeshVariable):
         return None
     size = other.shape[0] if len(other.shape) else None
-    is_cut = home.batch_dim is not None and size is not None and (
-        size % home.mesh.dim_size(home.batch_dim) == 0)
+    is_cut = context.batch_dim is not None and size is not None and (
+        size % context.mesh.dim_size(context.batch_dim) == 0)
     return einsum_axes.axes_of_product(
-        subscripts, number, _axes_in_layers(weight, home),
-        home.batch_dim if is_cut else None)
+        subscripts, number, _axes_in_layers(weight, context),
+        context.batch_dim if is_cut else None)
 
 
-def _axes_in_layers(weight: MeshVariable, home: Any) -> tuple[str | None, ...]:
+def _axes_in_layers(weight: MeshVariable,
+                    context: Any) -> tuple[str | None, ...]:
     """Returns what divides what a layer reads: see `MeshVariable.value`."""
-    return tuple(None if axis == home.batch_dim else axis
+    return tuple(None if axis == context.batch_dim else axis
                  for axis in axes_of_layout(weight.layout))
 
 

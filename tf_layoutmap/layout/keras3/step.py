@@ -14,10 +14,10 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.keras3 import move_state
 from tf_layoutmap.layout.keras3.context import (
-    MeshHome,
+    MeshContext,
     activated,
-    active_home,
-    home_of_model,
+    active_context,
+    context_of_model,
 )
 from tf_layoutmap.layout.mesh import (
     all_or_nothing,
@@ -34,40 +34,41 @@ dtensor = tf.experimental.dtensor
 def make_train_function(original: Callable[..., Any], model: Any,
                         force: bool = False) -> Any:
     """Sets `model.train_function`, for a model on a mesh to our step."""
-    home = home_of_model(model)
-    if home is None:
+    context = context_of_model(model)
+    if context is None:
         if model.train_function is None or force:
-            _check_no_home_is_open(model, "train")
+            _check_no_context_is_open(model, "train")
         return original(model, force)
     if model.train_function is None or force:
         model.train_function = _iterator_function(
-            model, home, model.train_step)
+            model, context, model.train_step)
     return model.train_function
 
 
 def make_test_function(original: Callable[..., Any], model: Any,
                        force: bool = False) -> Any:
     """Sets `model.test_function`, for a model on a mesh to our step."""
-    home = home_of_model(model)
-    if home is None:
+    context = context_of_model(model)
+    if context is None:
         if model.test_function is None or force:
-            _check_no_home_is_open(model, "test")
+            _check_no_context_is_open(model, "test")
         return original(model, force)
     if model.test_function is None or force:
-        model.test_function = _iterator_function(model, home, model.test_step)
+        model.test_function = _iterator_function(
+            model, context, model.test_step)
     return model.test_function
 
 
 def make_predict_function(original: Callable[..., Any], model: Any,
                           force: bool = False) -> Any:
     """Sets `model.predict_function`, for a model on a mesh to our step."""
-    home = home_of_model(model)
-    if home is None:
+    context = context_of_model(model)
+    if context is None:
         if not model.built:
-            _check_no_home_is_open(model, "predict")
+            _check_no_context_is_open(model, "predict")
         return original(model, force)
     if model.predict_function is None or force:
-        step = _MeshStep(model, home, model.predict_step, _build_for_predict)
+        step = _MeshStep(model, context, model.predict_step, _build_for_predict)
 
         def predict_function(batches: Iterable[Any]) -> Any:
             outputs = [step(step.checks.agreed(batch)) for batch in batches]
@@ -80,37 +81,37 @@ def make_predict_function(original: Callable[..., Any], model: Any,
     return model.predict_function
 
 
-def _check_no_home_is_open(model: Any, verb: str) -> None:
-    """Refuses a model from before the scope, whose step would mix both.
+def _check_no_context_is_open(model: Any, verb: str) -> None:
+    """Refuses a model made before the scope, whose step would mix both.
 
-    What Keras makes on the way, slot variables and metrics, would lie on a
+    The slot variables and metrics that Keras makes for it would be placed on a
     mesh that the weights are not on.
     """
-    home = active_home()
-    if home is not None:
+    context = active_context()
+    if context is not None:
         raise RuntimeError(
             f"Model {model.name!r} was made before set_distribution or the "
             "scope that is in force now, so its weights are on no mesh and "
-            f"it cannot {verb} on {home.mesh.dim_names} of size "
-            f"{home.mesh.shape()}. Make it after set_distribution (or inside "
-            "the scope); or, to go on without a mesh, compile and use it "
-            "after set_distribution(None) (or outside the scope).")
+            f"it cannot {verb} on {context.mesh.dim_names} of size "
+            f"{context.mesh.shape()}. Make it after set_distribution (or "
+            "inside the scope); or, to go on without a mesh, compile and use "
+            "it after set_distribution(None) (or outside the scope).")
 
 
 def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
     """Returns the results of all metrics, as host tensors."""
-    home = home_of_model(model)
-    if home is None or not tf.executing_eagerly():
+    context = context_of_model(model)
+    if context is None or not tf.executing_eagerly():
         return original(model)
-    with trace_context.default_mesh(home.mesh):
+    with trace_context.default_mesh(context.mesh):
         results = original(model)
     return keras.tree.map_structure(batches.to_host_tensor, results)
 
 
-def _iterator_function(model: Any, home: MeshHome,
+def _iterator_function(model: Any, context: MeshContext,
                        step_function: Callable[..., Any]) -> (
         Callable[..., Any]):
-    step = _MeshStep(model, home, step_function, _build_for_training)
+    step = _MeshStep(model, context, step_function, _build_for_training)
 
     def function(iterator: Any) -> Any:
         logs = None
@@ -130,16 +131,16 @@ def _iterator_function(model: Any, home: MeshHome,
 class _MeshStep:
     """One step of a model on its mesh, from host batch to host results."""
 
-    def __init__(self, model: Any, home: MeshHome,
+    def __init__(self, model: Any, context: MeshContext,
                  step_function: Callable[..., Any],
                  build: Callable[[Any, Any, Callable[..., Any]], None]):
         self._model = model
-        self._home = home
+        self._context = context
         self._step_function = step_function
         self._build = build
         self._verb = step_function.__name__.removesuffix("_step")
         self.checks = process_checks.ProcessChecks(
-            model, home.mesh, home.batch_dim, self._verb)
+            model, context.mesh, context.batch_dim, self._verb)
         self._ready = False
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
@@ -152,20 +153,20 @@ class _MeshStep:
         if not self._ready:
             # Before the trace, on the mesh: a variable that a trace creates
             # would start anew with every trace.
-            with activated(self._home):
+            with activated(self._context):
                 self._build(self._model, batch, self._step_function)
-                self._home.realise()
-            move_state.adopt_model_state(self._model, self._home)
-            self._home.check_all_patterns_used()
+                self._context.initialize_pending()
+            move_state.move_model_state(self._model, self._context)
+            self._context.check_all_patterns_used()
             self._ready = True
         self.checks.compare_model()
         batch = keras.tree.map_structure(
             lambda x: batches.to_batch(
-                x, self._home.mesh, self._home.batch_dim),
+                x, self._context.mesh, self._context.batch_dim),
             batch)
-        with self.checks.running(), step_errors.errors_once(self._home.mesh):
+        with self.checks.running(), step_errors.errors_once(self._context.mesh):
             with trace_context.default_mesh(
-                    self._home.mesh, self._home.batch_dim), (
+                    self._context.mesh, self._context.batch_dim), (
                         error_messages.explained(
                             self._model, self._verb,
                             lambda: self._graph(batch))):
@@ -174,7 +175,7 @@ class _MeshStep:
             return keras.tree.map_structure(batches.to_host_tensor, outputs)
 
     def _whole_step(self, batch: Any) -> Any:
-        with all_or_nothing.whole_step(self._home.mesh):
+        with all_or_nothing.whole_step(self._context.mesh):
             return self._step_function(batch)
 
     def _graph(self, batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The DVariable behind a weight, as `tf.train.Checkpoint` meets it.
+"""The DVariable behind a weight, and how `tf.train.Checkpoint` saves it.
 
 DTensor writes its variables with an op of its own, which takes no slices, so
 that a table in slices and a variable on a mesh could not be in one
@@ -33,7 +33,7 @@ class StoredVariable(all_or_nothing.AllOrNothingVariable):
         return super().assign(value, *args, **kwargs)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
-        # Several clients write one checkpoint together: DTensor's art.
+        # Only DTensor's own op lets several clients write one checkpoint.
         if dtensor.num_clients() > 1:
             return super()._gather_saveables_for_checkpoint()
         return {_KEY: lambda name=self.name: _ShardsSaveable(self, name)}

@@ -1,4 +1,4 @@
-"""TensorFlow's word that DTensor cannot do an op, as a sentence for users."""
+"""TensorFlow's errors about ops that DTensor lacks, as messages for users."""
 
 import re
 import textwrap
@@ -28,7 +28,7 @@ _REMEDIES = {
     "ReverseV2": "tf.reverse needs it: use keras.ops.flip, which works on a "
                  "mesh, or tlm.dtensor.enable_missing_ops().",
     "EmptyTensorList": "The gradient of a loop needs it whose number of steps "
-                       "depends on values: let a number of Python's say it.",
+                       "depends on values: make it a Python int.",
     "DepthwiseConv2dNativeBackpropFilter":
         "Depthwise and separable convolutions need it: use Conv layers, or "
         "tlm.dtensor.enable_missing_ops().",
@@ -57,8 +57,8 @@ _REMEDIES = {
         "ImageProjectiveTransformV3":
             "A random rotation, zoom, shear or translation"}.items()},
     "TensorListReserve": "The gradient of a loop needs it whose number of "
-                         "steps depends on values: let a number of Python's "
-                         "say it.",
+                         "steps depends on values: make it "
+                         "a Python int.",
 }
 
 

@@ -1,4 +1,4 @@
-"""Errors of a step on a mesh: raised once, and then no more.
+"""Errors of a step on a mesh: raised once, and not again.
 
 By default an operation on a mesh fails on the queue of a device, and the
 program hears of it when it reads a result. The queue keeps the error for the

@@ -1,4 +1,4 @@
-"""How a tensor lies on a mesh, in the terms of keras.distribution."""
+"""The layout of a tensor on a mesh, in the terms of keras.distribution."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -22,8 +22,8 @@ class LayoutTypeError(TypeError, ValueError):
 class LayoutTable(collections.abc.MutableMapping):
     """Stored keys, their layouts, and which of them a name selects.
 
-    `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` stand
-    above all that reads a table, so that no import goes in a circle.
+    `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` are
+    defined above the modules that read a table, so imports have no circle.
     """
 
     def __init__(self, mesh: Any = None, *, match: str = "match",
@@ -62,8 +62,8 @@ class LayoutTable(collections.abc.MutableMapping):
           keys: All names of one variable, the best first.
 
         Returns:
-          The winning stored key, the name that it fits and the stored keys
-          that lost; None when nothing fits.
+          The stored key that matches, the name that it fits and the shadowed
+          keys, which match too; None when nothing fits.
         """
         return self._patterns.find(keys)
 
@@ -125,7 +125,7 @@ class LayoutTable(collections.abc.MutableMapping):
                            for key, value in self._layouts.items())
         return f"{type(self).__name__}({{{inside}}})"
 
-    # A map is a place where layouts live; two are the same when they are one.
+    # Two maps with equal layouts are still two maps.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 

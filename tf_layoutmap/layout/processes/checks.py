@@ -105,7 +105,7 @@ class ProcessChecks:
                 pinning.on_mesh, tf.nest.flatten(batch))):
             return batch
         self._is_full = self._is_new or _options["every_step"]
-        _state.waiting = self
+        _state.awaited = self
         self._count_step()
         leaves = _leaves(batch)
         message = {
@@ -115,7 +115,7 @@ class ProcessChecks:
         size = compare.batch_size(message["batch"])
         if self._batch_dim is not None and (
                 size is None or size % self._mesh.dim_size(self._batch_dim)):
-            # It would lie whole on all devices, so it must be one.
+            # It would be replicated, so all processes must have the same.
             message["contents"] = [digest.checksum(np.asarray(x))
                                    for _, x in leaves if x is not None]
         try:
@@ -177,14 +177,14 @@ class ProcessChecks:
         try:
             yield
         except Exception as error:
-            waiting, _state.waiting = _state.waiting, None
+            awaited, _state.awaited = _state.awaited, None
             if _ABORTED in str(error):
                 raise ProcessError(
                     "Another process failed and ended "
                     f"{self._here()} of this one, {dtensor.client_id()}: "
                     f"{_why_aborted(error)} Start all processes again, from a "
                     "checkpoint.") from error
-            if waiting is not None:
+            if awaited is not None:
                 messages.fail(_first_line(error))
             raise
 
@@ -193,12 +193,12 @@ class ProcessChecks:
             return messages.exchange(kind, body, what)
         except ProcessError:
             # The others know, or are told by the message of this exchange.
-            _state.waiting = None
+            _state.awaited = None
             raise
 
     def announce(self, kind: str, why: str = "") -> None:
         """Tells the others that this process takes no further step."""
-        _state.waiting = None
+        _state.awaited = None
         # The process that keeps the messages may have ended already.
         with contextlib.suppress(tf.errors.OpError):
             messages.send(kind, why)
@@ -209,7 +209,7 @@ class ProcessChecks:
     def _refuse(self, difference: str | None) -> None:
         if difference is None:
             return
-        _state.waiting = None
+        _state.awaited = None
         raise ProcessError(
             f"The processes that train model {self._model.name!r} do not do "
             f"the same, at {self._here()}: {difference}.")
@@ -224,7 +224,7 @@ class ProcessChecks:
         self._stop()
 
     def _stop(self) -> NoReturn:
-        _state.waiting, _state.is_stopped = None, True
+        _state.awaited, _state.is_stopped = None, True
         raise StopIteration
 
     def _common_size(self, found: list[dict[str, Any]]) -> int | None:
@@ -269,8 +269,8 @@ def of_epoch(original: Callable[..., Any], data: Any) -> Iterator[None]:
     further batch: the others are told here that there is none.
     """
     before = (getattr(_state, "step", None),
-              getattr(_state, "waiting", None))
-    _state.step, _state.waiting, _state.is_stopped = 0, None, False
+              getattr(_state, "awaited", None))
+    _state.step, _state.awaited, _state.is_stopped = 0, None, False
     try:
         with original(data):
             try:
@@ -280,14 +280,14 @@ def of_epoch(original: Callable[..., Any], data: Any) -> Iterator[None]:
                 # tf_keras train no further epoch.
                 if not _state.is_stopped:
                     raise
-        if _state.waiting is not None:
-            _state.waiting.announce(messages.ENDED)
+        if _state.awaited is not None:
+            _state.awaited.announce(messages.ENDED)
     except BaseException as error:
-        if _state.waiting is not None:
-            _state.waiting.announce(messages.FAILED, _first_line(error))
+        if _state.awaited is not None:
+            _state.awaited.announce(messages.FAILED, _first_line(error))
         raise
     finally:
-        _state.step, _state.waiting = before
+        _state.step, _state.awaited = before
 
 
 

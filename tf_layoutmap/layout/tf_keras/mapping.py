@@ -23,7 +23,7 @@ from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
 dtensor = tf.experimental.dtensor
 
 _CACHES = frozenset(_tf_keras_private.LAYOUT_MODULE._KERAS_ATTRIBUTES_TO_SKIP)
-# What trains and judges a model is no part of it; penalties are seen to apart.
+# Optimizers, losses and metrics are no weights; penalties come in _regularize.
 _NOT_WEIGHTS = frozenset((
     "optimizer", "compiled_loss", "compiled_metrics", "_metrics",
     "_captured_weight_regularizer"))
@@ -38,7 +38,7 @@ class Found:
         self.names: dict[str, None] = {}
         self.owner: Any = None
 
-    # What `placement` asks of a Keras variable.
+    # What `assignments` asks of a Keras variable.
     @property
     def shape(self) -> Any:
         return self.variable.shape
@@ -54,7 +54,7 @@ class Found:
 
 
 class _Names:
-    """The names of found variables, as `placement` asks for them."""
+    """The names of found variables, as `assignments` asks for them."""
 
     def of_variable(self, found: Found, owner: Any) -> list[str]:
         del owner
@@ -106,49 +106,48 @@ def _paths(model: Any) -> Iterator[tuple[Any, tuple, tuple, Any]]:
             yield root, prefix, path, variable
 
 
-def is_waiting(variable: Any) -> bool:
+def is_pending(variable: Any) -> bool:
     """Whether `variable` has no value, or one outside of any mesh."""
     variable = getattr(variable, "_variable", variable)
     return isinstance(variable, tf.Variable) and not isinstance(
         variable, dtensor.DVariable)
 
 
-def place(layout_map: Any, found: list[Found]) -> list[assignments.Placement]:
-    """Returns the placements of `found`; allocates nothing."""
-    return assignments.place(layout_map, found, _Names(),
-                           owners=[one.owner for one in found])
+def assign_layouts(layout_map: Any, found: list[Found]) -> (
+        list[assignments.LayoutAssignment]):
+    """Returns which layout each of `found` gets; allocates nothing."""
+    return assignments.assign(layout_map, found, _Names(),
+                              owners=[one.owner for one in found])
 
 
-def map_model(model: Any, home: Any) -> None:
-    """Gives every waiting variable of `model` its value, on the mesh.
+def map_model(model: Any, context: Any) -> None:
+    """Gives every pending variable of `model` its value, on the mesh.
 
     Raises:
-      ValueError: Some layout does not fit; nothing is allocated then.
+      ValueError: Some layout does not fit. Nothing is allocated then.
     """
-    found = find(model, is_waiting)
-    placed = place(home.layout_map, found)
-    assignments.refuse(placed)
+    found = find(model, is_pending)
+    assigned = assign_layouts(context.layout_map, found)
+    assignments.refuse(assigned)
     swapped = {}
-    for one, target in zip(found, placed, strict=True):
+    for one, target in zip(found, assigned, strict=True):
         old = getattr(one.variable, "_variable", one.variable)
-        new = swapped[id(old)] = _made(old, target.layout, home.init)
+        new = swapped[id(old)] = _made(old, target.layout, context.init)
         if old is not one.variable:
             one.variable._variable = new
         else:
             _swap(one, new)
-        if target.pattern is not None:
-            home.registry.winners.add(target.pattern)
-        home.registry.losers.update(target.losers)
+        context.registry.note(target)
     for layer in model._flatten_layers():
         _regularize(layer, swapped)
         generator = getattr(layer, "_random_generator", None)
         if generator is not None:
-            _place_generator(generator, home.mesh)
+            _move_generator(generator, context.mesh)
     _refer_to(model, swapped)
 
 
 def draw_seed(variable: Any) -> None:
-    """Makes the seed of a waiting weight, in the order without a mesh."""
+    """Draws the seed of a pending weight, in the order without a mesh."""
     initializer = getattr(variable._initial_value, "func", None)
     generator = getattr(initializer, "_random_generator", None)
     if generator is not None:
@@ -184,10 +183,10 @@ def _initializer(variable: Any, init: str) -> tuple[Any, tuple, str]:
                           tf_keras.initializers.Ones)) or (
             init == "sharded" and
             isinstance(drawn, tf_keras.initializers.Initializer)):
-        twin = getattr(keras.initializers, type(drawn).__name__, None)
-        if twin is not None and (
+        same = getattr(keras.initializers, type(drawn).__name__, None)
+        if same is not None and (
                 type(drawn).__module__.startswith("tf_keras.")):
-            return twin.from_config(drawn.get_config()), shape, dtype
+            return same.from_config(drawn.get_config()), shape, dtype
     return (lambda shape, dtype: initial()), shape, dtype
 
 
@@ -214,10 +213,10 @@ def _get(holder: Any, part: Any) -> Any:
 
 
 def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
-    """Makes the penalties that wait for their weight."""
-    waiting = getattr(layer, "_captured_weight_regularizer", [])
+    """Makes the penalties whose weight has its value now."""
+    pending = getattr(layer, "_captured_weight_regularizer", [])
     kept = []
-    for name, variable, regularizer in waiting:
+    for name, variable, regularizer in pending:
         new = swapped.get(id(variable))
         if new is None:
             kept.append((name, variable, regularizer))
@@ -226,13 +225,14 @@ def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
     layer._captured_weight_regularizer = kept
 
 
-def _place_generator(generator: Any, mesh: Any) -> None:
+def _move_generator(generator: Any, mesh: Any) -> None:
     """Replicates the state of a layer's random numbers on the mesh."""
     generator._maybe_init()
     inner = getattr(generator, "_generator", None)
     if inner is not None and not isinstance(
             inner._state_var, dtensor.DVariable):
-        inner._state_var = tf_keras_variable.adopt(inner._state_var, mesh)
+        inner._state_var = tf_keras_variable.move_to_mesh(
+            inner._state_var, mesh)
 
 
 def _refer_to(model: Any, swapped: dict[int, Any]) -> None:

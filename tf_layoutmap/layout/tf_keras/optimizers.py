@@ -22,7 +22,7 @@ dtensor = tf.experimental.dtensor
 _state = threading.local()
 
 
-def adopt(optimizer: Any, mesh: Any) -> None:
+def move_to_mesh(optimizer: Any, mesh: Any) -> None:
     """Makes `optimizer` keep its variables on `mesh`.
 
     Raises:
@@ -56,11 +56,11 @@ def _move_variables(optimizer: Any, mesh: Any) -> None:
     moved = {}
     for name, value in list(vars(optimizer).items()):
         if isinstance(value, tf.Variable):
-            moved[id(value)] = tf_keras_variable.adopt(value, mesh)
+            moved[id(value)] = tf_keras_variable.move_to_mesh(value, mesh)
             if moved[id(value)] is not value:
                 setattr(optimizer, name, moved[id(value)])
     optimizer._variables = [
-        moved.get(id(v)) or tf_keras_variable.adopt(v, mesh)
+        moved.get(id(v)) or tf_keras_variable.move_to_mesh(v, mesh)
         for v in optimizer._variables]
 
 
@@ -123,7 +123,7 @@ def update(original: Callable[..., Any], optimizer: Any,
             optimizer._index_dict[optimizer._var_key(variable)]]
         average.assign(momentum * average + (1 - momentum) * variable)
         if every:
-            # Not tf.where: DTensor dies of a scalar condition.
+            # Not tf.where: DTensor crashes on a scalar condition.
             share = tf.cast(optimizer.iterations % every == 0, variable.dtype)
             variable.assign(share * average + (1 - share) * variable)
     return result
@@ -132,7 +132,7 @@ def update(original: Callable[..., Any], optimizer: Any,
 def add_slot(original: Callable[..., Any], optimizer: Any,
              model_variable: Any, variable_name: str, shape: Any = None,
              initial_value: Any = None) -> Any:
-    """Makes a slot variable that lies as its weight does."""
+    """Makes a slot variable with the layout of its weight."""
     weight = getattr(model_variable, "_variable", model_variable)
     if not isinstance(weight, tf_keras_variable.HostReadableVariable):
         return original(optimizer, model_variable, variable_name, shape,

@@ -35,23 +35,23 @@ _state = threading.local()
 
 
 class TfKerasMap:
-    """What tf_keras holds for its layout map: the home of a model of ours."""
+    """What tf_keras holds as its layout map: the context of a model."""
 
-    def __init__(self, home: Any):
-        self.home = home
+    def __init__(self, context: Any):
+        self.context = context
 
     def get_default_mesh(self) -> Any:
         """Returns the mesh for counters, losses and metrics."""
-        return self.home.mesh
+        return self.context.mesh
 
     def __deepcopy__(self, memo: dict) -> "TfKerasMap":
         return self
 
 
-def home_of(model: Any) -> Any:
-    """Returns the home of a tf_keras model, or None."""
+def context_of(model: Any) -> Any:
+    """Returns the context of a tf_keras model, or None."""
     layout_map = getattr(model, "_layout_map", None)
-    return layout_map.home if isinstance(layout_map, TfKerasMap) else None
+    return layout_map.context if isinstance(layout_map, TfKerasMap) else None
 
 
 def is_building() -> bool:
@@ -81,8 +81,8 @@ def _using(layout_map: Any) -> Iterator[None]:
 
 def build(model: Any, inputs: Any) -> None:
     """Makes the weights of `model` for inputs like these, on its mesh."""
-    waiting = tf_keras_mapping.is_waiting
-    if model.built and not any(waiting(v) for v in model.weights):
+    is_pending = tf_keras_mapping.is_pending
+    if model.built and not any(map(is_pending, model.weights)):
         return
     if not model.built:
         def trace(inputs: Any) -> Any:
@@ -94,8 +94,8 @@ def build(model: Any, inputs: Any) -> None:
             lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
         with _using(model._layout_map), _flag("building"):
             tf.function(trace, autograph=False).get_concrete_function(specs)
-    tf_keras_mapping.map_model(model, home_of(model))
-    home_of(model).check_all_patterns_used()
+    tf_keras_mapping.map_model(model, context_of(model))
+    context_of(model).check_all_patterns_used()
 
 
 def _takes_training(model: Any) -> bool:
@@ -105,19 +105,19 @@ def _takes_training(model: Any) -> bool:
 def build_model(original: Callable[..., Any], model: Any, *args: Any,
                 **kwargs: Any) -> Any:
     """Builds from shapes; weights get their values at the end."""
-    if home_of(model) is None or is_building():
+    if context_of(model) is None or is_building():
         return original(model, *args, **kwargs)
     with _using(model._layout_map), _flag("building"):
         result = original(model, *args, **kwargs)
-    tf_keras_mapping.map_model(model, home_of(model))
+    tf_keras_mapping.map_model(model, context_of(model))
     return result
 
 
 def call_model(original: Callable[..., Any], model: Any, *args: Any,
                **kwargs: Any) -> Any:
     """Calls `model`, with tensors from the host or on the mesh."""
-    home = home_of(model)
-    if home is None:
+    context = context_of(model)
+    if context is None:
         return original(model, *args, **kwargs)
     if is_building() or not tf.executing_eagerly():
         # tf_keras' own call would build the weights of an inner model here.
@@ -129,10 +129,11 @@ def call_model(original: Callable[..., Any], model: Any, *args: Any,
     inputs = args[0] if args else kwargs["inputs"]
     build(model, tf.nest.map_structure(_with_shape, inputs))
     from_host = any(batches.is_host_value(x) for x in flat)
-    with _flag("calling"), trace_context.default_mesh(home.mesh):
+    with _flag("calling"), trace_context.default_mesh(context.mesh):
         if from_host:
             args, kwargs = tf.nest.map_structure(
-                lambda x: mesh_batches.replicated(x, home.mesh), (args, kwargs))
+                lambda x: mesh_batches.replicated(x, context.mesh),
+                (args, kwargs))
         outputs = tf_keras.layers.Layer.__call__(model, *args, **kwargs)
         return tf.nest.map_structure(
             mesh_batches.readable, outputs) if from_host else outputs
@@ -162,16 +163,16 @@ def compile_model(original: Callable[..., Any], model: Any, *args: Any,
                   **kwargs: Any) -> Any:
     """Compiles; moves the optimizer's counters to the mesh."""
     result = original(model, *args, **kwargs)
-    home = home_of(model)
-    if home is not None and model.optimizer is not None:
-        tf_keras_optimizers.adopt(model.optimizer, home.mesh)
+    context = context_of(model)
+    if context is not None and model.optimizer is not None:
+        tf_keras_optimizers.move_to_mesh(model.optimizer, context.mesh)
     return result
 
 
 def make_train_function(original: Callable[..., Any], model: Any,
                         force: bool = False) -> Any:
     """Sets `model.train_function`, for a model on a mesh to our step."""
-    if home_of(model) is None:
+    if context_of(model) is None:
         return original(model, force)
     if model.train_function is None or force:
         model.train_function = _over_iterator(
@@ -182,7 +183,7 @@ def make_train_function(original: Callable[..., Any], model: Any,
 def make_test_function(original: Callable[..., Any], model: Any,
                        force: bool = False) -> Any:
     """Sets `model.test_function`, for a model on a mesh to our step."""
-    if home_of(model) is None:
+    if context_of(model) is None:
         return original(model, force)
     if model.test_function is None or force:
         model.test_function = _over_iterator(
@@ -193,7 +194,7 @@ def make_test_function(original: Callable[..., Any], model: Any,
 def make_predict_function(original: Callable[..., Any], model: Any,
                           force: bool = False) -> Any:
     """Sets `model.predict_function`, for a model on a mesh to our step."""
-    if home_of(model) is None:
+    if context_of(model) is None:
         return original(model, force)
     if model.predict_function is None or force:
         step = _Step(model, model.predict_step, model._predict_counter)
@@ -218,10 +219,10 @@ class _Step:
 
     def __init__(self, model: Any, step: Callable[..., Any], counter: Any):
         self._model = model
-        self._home = home_of(model)
+        self._context = context_of(model)
         self._verb = step.__name__.removesuffix("_step")
         self.checks = process_checks.ProcessChecks(
-            model, self._home.mesh, self._home.batch_dim, self._verb)
+            model, self._context.mesh, self._context.batch_dim, self._verb)
         self._ready = False
 
         def run(batch: Any) -> Any:
@@ -229,7 +230,7 @@ class _Step:
                 outputs = step(batch)
                 counter.assign_add(1)
                 return outputs
-            with all_or_nothing.whole_step(self._home.mesh):
+            with all_or_nothing.whole_step(self._context.mesh):
                 outputs = step(batch)
                 counter.assign_add(1)
             return outputs
@@ -238,13 +239,13 @@ class _Step:
         self._run = run if model.run_eagerly else tf.function(run)
 
     def __call__(self, batch: Any) -> Any:
-        mesh = self._home.mesh
+        mesh = self._context.mesh
         if not self._ready:
             self._prepare(batch)
         self.checks.compare_model()
         batch = tf.nest.map_structure(
             lambda x: mesh_batches.to_batch(
-                x, mesh, self._home.batch_dim), batch)
+                x, mesh, self._context.batch_dim), batch)
         _state.mesh = mesh
         try:
             with self.checks.running(), step_errors.errors_once(mesh):
@@ -262,5 +263,5 @@ class _Step:
         build(model, x)
         if self._verb == "train" and model.optimizer is not None:
             tf_keras_optimizers.build(
-                model.optimizer, model.trainable_variables, self._home.mesh)
+                model.optimizer, model.trainable_variables, self._context.mesh)
         self._ready = True

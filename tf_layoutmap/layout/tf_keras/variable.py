@@ -40,7 +40,7 @@ def make(value: Any, *, name: str, trainable: bool) -> HostReadableVariable:
     return HostReadableVariable(value, name=name, trainable=trainable)
 
 
-def adopt(variable: Any, mesh: Any) -> Any:
+def move_to_mesh(variable: Any, mesh: Any) -> Any:
     """Returns `variable` as one on `mesh`, replicated if it is elsewhere."""
     if isinstance(variable, HostReadableVariable):
         return variable

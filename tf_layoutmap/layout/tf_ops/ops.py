@@ -1,4 +1,4 @@
-"""Operations that DTensor gets wrong without a word, for every caller.
+"""Operations that DTensor silently gets wrong, for every caller.
 
 A dimension that is put together, read backwards, or counted through by class
 must be whole: DTensor lets each device do it to its own part. So it is made
