@@ -56,6 +56,7 @@ LEVELS = {
     "sharded": 5,
     "layout.mesh": 3,
     "layout.tf_ops": 4,
+    "layout.variables": 4,
     "layout.plan": 4,
     "layout.processes": 4,
     "layout.keras3": 5,

@@ -61,11 +61,6 @@ class LayoutMap(layout_map.LayoutMap):
             layout = TensorLayout(layout.axes, self._device_mesh)
         return layout
 
-    def to_layout(self, value: TensorLayout, mesh: Any) -> Any:
-        if value.device_mesh is None:
-            value = TensorLayout(value.axes, mesh)
-        return value.to_dtensor()
-
     def axes_of(self, value: TensorLayout) -> tuple[str | None, ...]:
         return value.axes
 

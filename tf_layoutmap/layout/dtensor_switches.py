@@ -84,10 +84,11 @@ def _has_moved_wrongly(mesh: Any, axis: str, size: int) -> bool:
     now, then = (dtensor.Layout(specs, mesh) for specs in (
         [whole, axis, whole, whole], [whole, whole, axis, whole]))
     moved = dtensor.relayout(transfer.to_mesh(value, now), then)
+    parts = dtensor.unpack(moved)
     return not all(
-        np.array_equal(part, value[slices]) for part, slices in zip(
-            dtensor.unpack(moved),
-            transfer.slices_of_devices(shape, then)))
+        np.array_equal(parts[device], value[shard.slices])
+        for shard in transfer.unique_shards(shape, then)
+        for device in shard.devices)
 
 
 def _stale_reads(mesh: Any, axis: str, size: int) -> int:

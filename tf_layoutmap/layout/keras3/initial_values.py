@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.mesh import (
-    checkpointed_variable,
     pinning,
     shard_shapes,
     transfer,
 )
 from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -134,5 +134,5 @@ def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
 
 def make_variable(value: Any, *, name: str, trainable: bool) -> Any:
     """Returns a `dtensor.DVariable` that starts as the DTensor `value`."""
-    return checkpointed_variable.StoredVariable(
+    return StoredVariable(
         value, name=name, trainable=trainable)

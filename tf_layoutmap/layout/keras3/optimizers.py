@@ -10,7 +10,8 @@ import tensorflow as tf
 from tf_layoutmap.layout.keras3 import embedding_rows, move_state
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import all_or_nothing, trace_context
+from tf_layoutmap.layout.mesh import trace_context
+from tf_layoutmap.layout.variables import all_or_nothing
 
 dtensor = tf.experimental.dtensor
 

@@ -97,15 +97,12 @@ def of_values(variables: Iterable[Any]) -> list[list[Any]]:
 
 
 def _sums_of_parts(variable: Any) -> dict[str, int]:
-    slices = transfer.slices_of_devices(variable.shape, variable.layout)
     sums: dict[str, int] = {}
     components = dtensor.unpack(variable.read_value())
-    for component, where in zip(components, slices):
-        key = _text(where)
-        if key not in sums:
-            flat = component.numpy().reshape(-1)
-            step = max(1, flat.size // _NUM_VALUES)
-            sums[key] = checksum(flat[::step])
+    for shard in transfer.unique_shards(variable.shape, variable.layout):
+        flat = components[shard.devices[0]].numpy().reshape(-1)
+        step = max(1, flat.size // _NUM_VALUES)
+        sums[_text(shard)] = checksum(flat[::step])
     return sums
 
 
@@ -129,13 +126,12 @@ def of_contents(x: Any, layout: Any) -> dict[str, int]:
     if not shares_parts(layout):
         return {}
     value = np.asarray(x)
-    slices = {_text(one): one for one in transfer.slices_of_devices(
-        value.shape, layout)}
-    return {part: checksum(value[one]) for part, one in slices.items()}
+    return {_text(shard): checksum(value[shard.slices])
+            for shard in transfer.unique_shards(value.shape, layout)}
 
 
-def _text(slices: tuple[slice, ...]) -> str:
-    return ",".join(f"{s.start}:{s.stop}" for s in slices)
+def _text(shard: transfer.Shard) -> str:
+    return ",".join(f"{start}:{stop}" for start, stop in shard.bounds)
 
 
 def checksum(value: np.ndarray) -> int:

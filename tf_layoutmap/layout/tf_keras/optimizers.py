@@ -10,12 +10,12 @@ import tf_keras
 
 from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout.mesh import (
-    all_or_nothing,
     pinning,
     trace_context,
     transfer,
 )
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
+from tf_layoutmap.layout.variables import all_or_nothing
 
 dtensor = tf.experimental.dtensor
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
-from tf_layoutmap.layout.mesh.checkpointed_variable import StoredVariable
+from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor
 
