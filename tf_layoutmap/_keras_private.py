@@ -6,6 +6,8 @@ remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
 import importlib
+import sys
+import types
 from typing import Any
 
 import keras
@@ -141,6 +143,14 @@ _method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
 _method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")
 _method(LossScaleOptimizer, "check_finite", "grads")
+
+
+def imported_tf_keras() -> types.ModuleType | None:
+    """Returns tf_keras if this program has imported it, else None.
+
+    Who does not use tf_keras need not have it, nor wait for its import.
+    """
+    return sys.modules.get("tf_keras")
 
 
 def name_scope_callers() -> list[Any]:

@@ -50,7 +50,7 @@ ROWS = [
          "Results of metrics on a mesh cannot be read as numbers.",
          "test_step.py"),
     Patch(GROUP, "_keras_private:TFEpochIterator", "catch_stop_iteration",
-          "layout.processes.checks:of_epoch",
+          "layout.processes.epoch:of_epoch",
           "Other processes wait for a batch that does not come.",
           KERAS, "tests/layout/processes/test_checks.py"),
     _row("_keras_private:BaseOptimizer", "build", "optimizers:build",

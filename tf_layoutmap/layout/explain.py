@@ -3,13 +3,12 @@
 import collections
 import difflib
 import itertools
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap.layout.explanation import Explanation, VariableReport
 from tf_layoutmap.layout.mesh.layouts import mesh_sizes
 from tf_layoutmap.layout.plan import assignments
@@ -41,38 +40,24 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
       ValueError: The map has no mesh.
     """
     _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
-    if _is_tf_keras(model):
-        from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
+    tf_keras = _keras_private.imported_tf_keras()
+    if tf_keras is not None and isinstance(model, tf_keras.layers.Layer):
+        from tf_layoutmap.layout.tf_keras import found_variables
 
-        assigned = tf_keras_mapping.assign_layouts(
-            layout_map, tf_keras_mapping.find(model, lambda _: True))
+        assigned = found_variables.assign_layouts(
+            layout_map, found_variables.find(model, lambda _: True))
     else:
         _checks.check_type(
             "model", model, keras.layers.Layer, "a Keras model or layer")
-        owners = _owners(model)
+        layers = assignments.layers_of_variables(model)
         assigned = assignments.assign(
-            layout_map, [v for v, _ in owners], ObjectPaths([model]),
-            owners=[owner for _, owner in owners])
+            layout_map, model.weights, ObjectPaths([model]),
+            owners=[layers.get(id(v)) for v in model.weights])
     sizes = mesh_sizes(layout_map.mesh_in_use())
     reports = tuple(_report(p) for p in assigned)
     unbuilt = tuple(
         layer.name for layer in model._flatten_layers() if not layer.built)
     return Explanation(reports, _unused(layout_map, reports), sizes, unbuilt)
-
-
-def _is_tf_keras(model: Any) -> bool:
-    tf_keras = sys.modules.get("tf_keras")
-    return tf_keras is not None and isinstance(model, tf_keras.layers.Layer)
-
-
-def _owners(model: Any) -> list[tuple[Any, Any]]:
-    """Returns each weight of `model` with the layer that made it."""
-    owner_of: dict[int, Any] = {}
-    for layer in model._flatten_layers():
-        for variable in itertools.chain(
-                layer._trainable_variables, layer._non_trainable_variables):
-            owner_of.setdefault(id(variable), layer)
-    return [(v, owner_of.get(id(v))) for v in model.weights]
 
 
 def _report(assigned: assignments.LayoutAssignment) -> VariableReport:

@@ -1,11 +1,10 @@
 """The scope under which Keras models are placed on a mesh."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
@@ -83,7 +82,7 @@ def prepared_context(layout_map: LayoutTable, init: str,
 
 def _tf_keras_scope(context: MeshContext) -> Any:
     """The scope for tf_keras' models, in a program that uses it."""
-    if "tf_keras" not in sys.modules:
+    if _keras_private.imported_tf_keras() is None:
         return contextlib.nullcontext()
     from tf_layoutmap.layout.tf_keras import patches as tf_keras_patches
 

@@ -17,6 +17,11 @@ from tf_layoutmap.layout.plan.variable_names import ObjectPaths
 
 dtensor = tf.experimental.dtensor
 
+# What a layer has made itself, in Keras 3 and in tf_keras.
+_LISTS_OF_LAYERS = (
+    "_trainable_variables", "_non_trainable_variables",
+    "_trainable_weights", "_non_trainable_weights")
+
 
 @dataclasses.dataclass
 class LayoutAssignment:
@@ -120,6 +125,20 @@ def owner_of(variable: Any) -> tuple[Any, bool]:
     reference = getattr(variable, "_mesh_owner", None)
     return (None if reference is None else reference(),
             getattr(variable, "_mesh_is_state", False))
+
+
+def layers_of_variables(model: Any) -> dict[int, Any]:
+    """Returns which layer of a model made each variable, by `id` of that.
+
+    Args:
+      model: Of Keras 3 or tf_keras.
+    """
+    layers: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for name in _LISTS_OF_LAYERS:
+            for variable in getattr(layer, name, ()):
+                layers.setdefault(id(variable), layer)
+    return layers
 
 
 def _strict_problems(match: key_matching.Match) -> list[str]:

@@ -4,11 +4,11 @@ TensorFlow would report it in the middle of a training step, by the name of an
 op. Each rule names the layer, the variable and the layout, and a way out.
 """
 
-import sys
 from typing import Any
 
 import keras
 
+from tf_layoutmap import _keras_private
 from tf_layoutmap.dtensor import policies
 
 _DEPTHWISE = (
@@ -75,7 +75,7 @@ def layer_problems(layer: Any) -> list[str]:
 
 
 def _tf_keras_embedding() -> tuple[type, ...]:
-    tf_keras = sys.modules.get("tf_keras")
+    tf_keras = _keras_private.imported_tf_keras()
     return () if tf_keras is None else (tf_keras.layers.Embedding,)
 
 

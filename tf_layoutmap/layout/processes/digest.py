@@ -74,6 +74,13 @@ def of_loss(loss: Any) -> list[list[Any]]:
             one, "__name__", type(one).__name__), loss))]]
 
 
+def times_set(model: Any) -> int:
+    """Returns how often weights and optimizer were set outside of a step."""
+    variables = [*model.weights, *variables_of(
+        getattr(model, "optimizer", None))]
+    return sum(getattr(on_mesh(v), "times_set", 0) for v in variables)
+
+
 def plain(value: Any) -> str:
     """Returns a text that is the same in another process."""
     if isinstance(value, np.generic | np.ndarray) or tf.is_tensor(value):

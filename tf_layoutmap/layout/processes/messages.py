@@ -115,6 +115,12 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
     return [their_body for _, their_body in found]
 
 
+def first_line(error: BaseException) -> str:
+    """Returns class and first line of an error, for others to show."""
+    line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {line[:300]}"
+
+
 def fail(why: str) -> None:
     """Tells the others that a step of this process failed.
 

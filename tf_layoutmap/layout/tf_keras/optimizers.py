@@ -15,6 +15,7 @@ from tf_layoutmap.layout.mesh import (
     transfer,
 )
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
+from tf_layoutmap.layout.tf_keras.context import context_of
 from tf_layoutmap.layout.variables import all_or_nothing
 
 dtensor = tf.experimental.dtensor
@@ -49,6 +50,16 @@ def move_to_mesh(optimizer: Any, mesh: Any) -> None:
             "on a mesh. Give the model on a mesh an optimizer of its own.")
     optimizer._mesh = mesh
     _move_variables(optimizer, mesh)
+
+
+def compile_model(original: Callable[..., Any], model: Any, *args: Any,
+                  **kwargs: Any) -> Any:
+    """Compiles; moves the optimizer's counters to the mesh."""
+    result = original(model, *args, **kwargs)
+    context = context_of(model)
+    if context is not None and model.optimizer is not None:
+        move_to_mesh(model.optimizer, context.mesh)
+    return result
 
 
 def _move_variables(optimizer: Any, mesh: Any) -> None:

@@ -14,9 +14,12 @@ from tf_layoutmap import _tf_keras_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.mesh import trace_context
 from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
-from tf_layoutmap.layout.tf_keras import step as tf_keras_step
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
-from tf_layoutmap.layout.tf_keras.step import TfKerasMap, context_of
+from tf_layoutmap.layout.tf_keras.context import (
+    TfKerasMap,
+    context_of,
+    is_building,
+)
 
 
 @contextlib.contextmanager
@@ -70,7 +73,7 @@ def map_model(original: Callable[..., Any], model: Any,
     if not isinstance(layout_map, TfKerasMap):
         return original(model, layout_map)
     # An inner model's weights have their names when the outer one is built.
-    if not tf_keras_step.is_building():
+    if not is_building():
         tf_keras_mapping.map_model(model, context_of(model))
     return model
 
