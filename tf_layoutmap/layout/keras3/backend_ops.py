@@ -21,10 +21,10 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
            **options: Any) -> Any:
     """`keras.ops.einsum`; in layers on a mesh, TensorFlow's own.
 
-    Keras makes most of them matrix products of reshaped operands. DTensor
-    divides the reshaped gradients otherwise than the weights, and then cannot
-    bring one to the other. And where a weight has several labels in common
-    with what it is multiplied with, that is divided as the weight is.
+    Keras computes most of them as matrix products of reshaped operands. DTensor
+    divides the reshaped gradients differently from the weights, and then
+    cannot convert one layout to the other. And where a weight has several
+    labels in common with the other operand, that is divided as the weight is.
     """
     layer = _keras_private.calling_layer()
     context = None if layer is None else context_of(layer)
@@ -72,10 +72,10 @@ def _axes_in_layers(weight: MeshVariable,
 
 
 def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
-    """`keras.ops.add`, for a mesh not as a BiasAdd of squeezed tensors.
+    """`keras.ops.add`; on a mesh never as a BiasAdd of squeezed tensors.
 
-    Keras takes a second summand for a bias that has one long dimension. In
-    another place than the last DTensor cannot divide it.
+    Keras treats a second operand with one dimension above 1 as a bias. DTensor
+    cannot divide that unless it is the last dimension.
     """
     shape = getattr(x2, "shape", ())
     if trace_context.traced_for_mesh() and len(shape) > 1 and (
@@ -86,9 +86,9 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
 
 def repeat(original: Callable[..., Any], x: Any, repeats: Any,
            axis: int | None = None) -> Any:
-    """`keras.ops.repeat`, for a mesh of whole samples.
+    """`keras.ops.repeat`; on a mesh of samples that are not divided.
 
-    DTensor does not tile what it divides: GroupQueryAttention's heads, say.
+    DTensor does not tile what it divides, as the heads of GroupQueryAttention.
     """
     mesh = trace_context.mesh_of_trace()
     if mesh is None:
@@ -110,7 +110,7 @@ def _by_samples(x: Any, mesh: Any, axis: int | None) -> Any:
 
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
         k: Any = 0, dtype: str | None = None) -> Any:
-    """`keras.ops.eye`; for a mesh, by comparing numbers of rows and columns.
+    """`keras.ops.eye`; on a mesh, by comparing row and column numbers.
 
     DTensor has no MatrixDiagV3. `keras.ops.image.extract_patches` needs it.
     """

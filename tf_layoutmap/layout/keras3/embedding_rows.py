@@ -21,7 +21,7 @@ dtensor = tf.experimental.dtensor
 def axis_of(variable: Any) -> str | None:
     """Returns the mesh axis that divides the rows of a table, or None.
 
-    None also where our kernels do not reach: other ranks and dtypes, and
+    None also for what our kernels do not support: other ranks and dtypes, and
     columns that are divided too.
     """
     if (not isinstance(variable, MeshVariable | dtensor.DVariable) or

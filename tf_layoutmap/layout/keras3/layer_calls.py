@@ -19,7 +19,7 @@ _inside = threading.local()
 
 def call(original: Callable[..., Any], layer: Any, *args: Any,
          **kwargs: Any) -> Any:
-    """Calls `layer`, first bringing what comes from the host to its mesh.
+    """Calls `layer`, after moving inputs from the host to its mesh.
 
     With any input from the host, the outputs are replicated, so that they
     can be read like any tensor; with inputs on the mesh they stay as they
@@ -56,8 +56,8 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
     """Calls `layer` in a function; keeps some layers batch-parallel.
 
     DTensor convolves whole kernels over whole images, and unrolls time over
-    whole features. Layouts flow back from the layers behind, so what goes in
-    and what comes out is pinned.
+    whole features. Layouts propagate back from the layers that follow, so
+    inputs and outputs are pinned.
     """
     # Outside of it, the graph may be an export, which serves anywhere.
     if not isinstance(layer, layer_limits.BATCH_PARALLEL) or (

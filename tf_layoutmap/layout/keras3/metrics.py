@@ -1,7 +1,7 @@
 """Metrics and losses of Keras on a mesh.
 
-Their sums are a matter of DTensor. What it cannot do, or does wrong to a
-sample that is cut, is computed in another way here, to the same numbers.
+DTensor computes their sums. What it cannot compute, or computes wrongly for a
+sample that is divided, is computed differently here, with the same result.
 """
 
 from collections.abc import Callable

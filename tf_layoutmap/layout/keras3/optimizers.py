@@ -1,4 +1,4 @@
-"""Optimizers whose variables follow the weights onto the mesh."""
+"""Optimizers whose variables are placed on the mesh of the weights."""
 
 import contextlib
 import threading
@@ -20,8 +20,8 @@ def build(original: Callable[..., Any], optimizer: Any,
           variables: Iterable[Any]) -> Any:
     """Builds, after moving counters and learning rate to the mesh.
 
-    The slot variables come after: Keras hands them the layout of their
-    weight, and `_mesh_context` brings the rest to the mesh.
+    The slot variables are made by the original: Keras passes them the layout
+    of their weight, and `_mesh_context` places the others on the mesh.
     """
     variables = list(variables)
     context = next((context_of(v) for v in variables
@@ -98,7 +98,7 @@ def adagrad_step(original: Callable[..., Any], optimizer: Any, gradient: Any,
     """One step of Adagrad; on divided rows, of the rows of the gradient.
 
     Keras takes the root of the whole accumulator and then some of its rows;
-    the rows come first here, to the same numbers.
+    here the rows are taken first, with the same result.
     """
     if not _is_rows_of_divided(variable, gradient):
         return original(optimizer, gradient, variable, learning_rate)
@@ -180,8 +180,8 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
 def _like_its_weight(gradient: Any, variable: Any) -> Any:
     """Returns a gradient with the layout of its weight.
 
-    Otherwise layouts flow back from the optimizer into the gradient, where
-    some operations cannot be divided as its sums ask for.
+    Otherwise layouts propagate back from the optimizer into the gradient, where
+    some operations cannot be divided as the optimizer's sums are.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
             gradient, tf.Tensor):

@@ -34,7 +34,7 @@ class MeshVariable(keras.Variable):
             initializer = _Constant(value)
         super().__init__(initializer, shape, dtype, *args, **kwargs)
         # Gradient tapes watch what was trainable when it was made. Its layer
-        # may be frozen when the value comes, and not for ever.
+        # may be frozen when the value is made, and be trained later.
         self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:

@@ -62,8 +62,8 @@ class DeviceMesh:
 
         Raises:
           TypeError: A size is no integer or a name no string.
-          ValueError: Nothing along some axis, names that repeat or do not
-            suit the shape, or another number of devices than the grid has.
+          ValueError: A size below 1, names that repeat or whose number is not
+            that of the axes, or another number of devices than the grid has.
         """
         shape = tuple(_checks.check_int("shape", size, lowest=1)
                       for size in shape)

@@ -1,7 +1,8 @@
-"""Keeping samples whole where DTensor would cut them.
+"""Keeping samples whole where DTensor would divide them.
 
-Layouts flow backwards from whoever uses a result, and some operations give
-errors, or another shape, on a sample that is cut. What they get is pinned.
+DTensor propagates layouts backwards from the users of a result, and some
+operations fail, or give another shape, on a sample that is divided. So the
+layout of their inputs is pinned.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +12,12 @@ import tensorflow as tf
 
 dtensor = tf.experimental.dtensor
 
-# What the name of DTensor's device has in it. `dtensor.device_name()` tells the
-# whole, and makes that device where there is none.
+# Part of the name of DTensor's device. `dtensor.device_name()` returns all of
+# it, but makes that device where there is none.
 DEVICE = "CUSTOM"
 
-# What Keras hangs on tensors: the mask that goes with them, and the logits
-# that they were a softmax or sigmoid of, which losses prefer.
+# Attributes that Keras sets on tensors: their mask, and the logits that they
+# are a softmax or sigmoid of, which losses prefer.
 _NOTES = ("_keras_mask", "_keras_logits")
 
 
@@ -64,7 +65,7 @@ def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
 
 def on_mesh(value: Any) -> bool:
     """Whether `value` is an eager tensor on a mesh."""
-    # The name first: all eager slices and concatenations come by here.
+    # The name first, which is fast: every eager slice is asked this.
     return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
             DEVICE in (getattr(value, "device", None) or "") and
             dtensor.is_dtensor(value))

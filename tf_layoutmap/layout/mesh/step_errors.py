@@ -1,12 +1,12 @@
 """Errors of a step on a mesh: raised once, and not again.
 
 By default an operation on a mesh fails on the queue of a device, and the
-program hears of it when it reads a result. The queue keeps the error for the
-operation that comes next, which has done nothing wrong; a copy to the mesh
-even makes it stay for good, and where several devices have one in store,
-TensorFlow frees memory twice and the process ends. So operations on a mesh
-return when all devices are done, with the cause if there is an error; what
-follows below is for programs that used DTensor before us.
+program sees the error when it reads a result. The queue also raises it in the
+next operation, which did nothing wrong; after a copy to the mesh it is raised
+forever, and where several devices hold one, TensorFlow frees memory twice and
+the process ends. So operations on a mesh return when all devices are done, and
+raise the cause if there is an error. `queued_error` is for programs that used
+DTensor before this package.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def errors_once(mesh: Any) -> Iterator[None]:
 
 
 def queued_error(mesh: Any) -> tf.errors.OpError | None:
-    """Takes the errors that devices of `mesh` have in store.
+    """Removes the errors that devices of `mesh` hold, and returns one.
 
     Returns:
       One of them, a cause first; None without any.
@@ -69,13 +69,13 @@ def _probe_of(mesh: Any) -> Any:
 
 
 def complete_groups(mesh: Any) -> None:
-    """Lets all groups of devices that reduce on `mesh` find together, once.
+    """Lets all groups of devices that reduce on `mesh` connect, once.
 
     An error of a step in which a group meets for the first time ends all
     collective operations of the process, for good. Later ones do not.
     """
     key = mesh.to_string()
-    # Several processes would have to come here together.
+    # Several processes would have to do this at the same time.
     if key in _complete or mesh.num_local_devices() < mesh.size or (
             mesh.size == 1 or not tf.executing_eagerly()):
         return

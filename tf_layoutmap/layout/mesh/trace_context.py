@@ -20,9 +20,9 @@ _scopes = threading.local()
 def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
     """`dtensor.default_mesh(mesh)`, as layers of ours want it.
 
-    It ends when there is an error, where TensorFlow's stays set for all that
-    comes after. And what is traced in it is for DTensor, so that layers may
-    pin layouts: use it around the step of a custom loop.
+    It is reset after an error, where TensorFlow's stays set. And what is traced
+    in it is known to be for DTensor, so that layers may pin layouts: use it
+    around the step of a custom loop.
 
     ```python
     with tlm.layout.default_mesh(mesh):

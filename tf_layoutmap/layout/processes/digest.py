@@ -12,8 +12,8 @@ from tf_layoutmap.layout.mesh import transfer
 
 dtensor = tf.experimental.dtensor
 
-# Numbers of a weight's part that are compared: enough for another seed or
-# another file, and nothing against the first step's compilation.
+# Values of a weight's part that are compared: enough to notice another seed or
+# another file, and fast compared with the first step's compilation.
 _NUM_VALUES = 4096
 
 
@@ -142,7 +142,7 @@ def _text(shard: transfer.Shard) -> str:
 
 
 def checksum(value: np.ndarray) -> int:
-    """Returns a number that differs where arrays do, but for bad luck."""
+    """Returns a CRC32: arrays that differ rarely have the same."""
     value = np.ascontiguousarray(value)
     if value.dtype == object:
         return zlib.crc32(repr(value.tolist()).encode())

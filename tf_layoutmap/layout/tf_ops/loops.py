@@ -2,9 +2,10 @@
 
 A loop keeps what it reads, writes and needs for its gradient in lists of
 tensors, which DTensor cannot place. Where the number of steps is known while
-tracing, as it is in `fit`, which keeps all shapes, the steps stand one behind
-the other instead. TensorFlow's Python makes all loops in one place: recurrent
-layers, `tf.while_loop`, `map_fn`, `scan`, AutoGraph's and those of keras.ops.
+tracing, as it is in `fit`, which keeps all shapes, the steps are traced one
+after the other instead. TensorFlow's Python makes all loops in one place:
+recurrent layers, `tf.while_loop`, `map_fn`, `scan`, AutoGraph's and those of
+keras.ops.
 """
 
 from collections.abc import Callable
