@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout import layout_map
 from tf_layoutmap.layout.mesh.device_mesh import to_dtensor_mesh
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
@@ -64,6 +65,6 @@ class LayoutMap(layout_map.LayoutMap):
     def axes_of(self, value: TensorLayout) -> tuple[str | None, ...]:
         return value.axes
 
-    def _mesh_of(self, value: TensorLayout) -> Any:
+    def _mesh_of(self, value: TensorLayout) -> Mesh | None:
         return (None if value.device_mesh is None
                 else to_dtensor_mesh(value.device_mesh))

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _deprecated
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.distribution import state
 from tf_layoutmap.distribution.layout_map import LayoutMap
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
@@ -95,7 +96,7 @@ class ModelParallel:
         return self._batch_dim_name
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> Mesh:
         """The `dtensor.Mesh` of the weights."""
         return self._mesh
 

@@ -6,13 +6,17 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import pinning, transfer
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
 
 
-def distribute_tensor(tensor: Any, layout: Any) -> Any:
+def distribute_tensor(
+        tensor: Any,
+        layout: TensorLayout | Layout | keras.distribution.TensorLayout
+        ) -> Any:
     """Returns `tensor` with another layout.
 
     ```python

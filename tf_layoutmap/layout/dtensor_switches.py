@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import trace_context, transfer
 from tf_layoutmap.layout.mesh.layouts import mesh_sizes
 
@@ -34,7 +35,7 @@ _checked = False
 _lock = threading.Lock()
 
 
-def self_check(mesh: Any = None) -> str:
+def self_check(mesh: Mesh | None = None) -> str:
     """Runs what DTensor's unsafe passes get wrong.
 
     ```python
@@ -76,7 +77,7 @@ def self_check(mesh: Any = None) -> str:
             f"relayout moved each element to its place (mesh {sizes})")
 
 
-def _has_moved_wrongly(mesh: Any, axis: str, size: int) -> bool:
+def _has_moved_wrongly(mesh: Mesh, axis: str, size: int) -> bool:
     """Whether a mesh axis goes wrong from the second dimension to the third."""
     shape = (1, size, size, 2)
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -91,7 +92,7 @@ def _has_moved_wrongly(mesh: Any, axis: str, size: int) -> bool:
         for device in shard.devices)
 
 
-def _stale_reads(mesh: Any, axis: str, size: int) -> int:
+def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
     """Returns how many variables were read before they were written."""
     layout = dtensor.Layout([axis], mesh)
 
@@ -125,7 +126,7 @@ def _stale_reads(mesh: Any, axis: str, size: int) -> int:
         for first, second in zip(written, copied))
 
 
-def refuse_unsafe_process(mesh: Any) -> None:
+def refuse_unsafe_process(mesh: Mesh) -> None:
     """Raises unless the passes are off; runs `self_check` once per process.
 
     Raises:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap._patches import engine as patches
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
@@ -89,7 +90,7 @@ def _tf_keras_scope(context: MeshContext) -> Any:
     return tf_keras_patches.scope(context)
 
 
-def _batch_dim(mesh: Any, batch_dim: str | None) -> str | None:
+def _batch_dim(mesh: Mesh, batch_dim: str | None) -> str | None:
     if batch_dim is not None:
         return _checks.check_one_of("batch_dim", batch_dim, mesh.dim_names)
     return next((n for n in ("batch", "data") if n in mesh.dim_names), None)

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
 
@@ -52,7 +53,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
     return text
 
 
-def _holders(shape: tuple[int, ...], layout: Any) -> (
+def _holders(shape: tuple[int, ...], layout: Layout) -> (
         dict[tuple[tuple[int, int], ...], list[str]]):
     """Returns the devices of each part; a part is (start, stop) per dim."""
     names = [":".join(device.split(":")[-2:]).upper()

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import pinning, trace_context
@@ -98,7 +99,7 @@ def repeat(original: Callable[..., Any], x: Any, repeats: Any,
     return _by_samples(result, mesh, axis)
 
 
-def _by_samples(x: Any, mesh: Any, axis: int | None) -> Any:
+def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
     """Returns `x` divided as batches are, unless that divides `axis`."""
     batch_dim = trace_context.batch_dim_of_trace()
     is_cut = (batch_dim is not None and axis not in (None, 0, -x.shape.rank)

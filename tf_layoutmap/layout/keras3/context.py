@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.variable_names import LayerList, ObjectPaths
@@ -80,7 +81,7 @@ class MeshContext:
             return assignments.assign(
                 self.layout_map, variables, ObjectPaths(self.registry.layers))
 
-    def planned_layout(self, variable: Any) -> Any:
+    def planned_layout(self, variable: Any) -> Layout:
         """Returns the layout that a pending variable will get."""
         assigned = self.assign_layouts([variable])
         assignments.refuse(assigned)

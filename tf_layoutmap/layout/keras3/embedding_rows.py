@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.dtensor import policies, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
@@ -86,7 +87,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
             tf.ones([1]), dtensor.Layout.replicated(table.layout.mesh, 1)))
 
 
-def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Any,
+def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Mesh,
            axis: str) -> tf.Tensor:
     """Returns rows of a tensor whose rows `axis` of `mesh` divides.
 

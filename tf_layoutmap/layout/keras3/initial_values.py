@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import (
     pinning,
     shard_shapes,
@@ -47,7 +48,7 @@ class SeedArgument(keras.random.SeedGenerator):
 
 
 def initial_value(initializer: Callable[..., Any], shape: tuple[int, ...],
-                  dtype: str, layout: Any, init: str) -> Any:
+                  dtype: str, layout: Layout, init: str) -> Any:
     """Returns the first value of a variable, on the mesh of `layout`.
 
     Args:
@@ -83,7 +84,7 @@ def on_host(make: Callable[[], Any]) -> Any:
 
 
 def _filled(value: Any, shape: tuple[int, ...], dtype: str,
-            layout: Any) -> Any:
+            layout: Layout) -> Any:
     local = shard_shapes.local_shape(
         axes_of_layout(layout), shape, mesh_sizes(layout.mesh))
     components = []
@@ -94,7 +95,7 @@ def _filled(value: Any, shape: tuple[int, ...], dtype: str,
 
 
 def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
-                   layout: Any) -> Any:
+                   layout: Layout) -> Any:
     """Draws each shard on its device; None if DTensor cannot."""
     if not isinstance(initializer, _keras_private.RandomInitializer) or (
             isinstance(initializer, _keras_private.Orthogonal)):
@@ -111,7 +112,7 @@ def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
 
 
 def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
-                   layout: Any) -> Callable[..., Any]:
+                   layout: Layout) -> Callable[..., Any]:
     config = {k: v for k, v in initializer.get_config().items() if k != "seed"}
     key = (type(initializer), json.dumps(config, sort_keys=True, default=repr),
            shape, dtype, layout.to_string())

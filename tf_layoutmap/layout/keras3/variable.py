@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap._types import Layout, Mesh
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 
 dtensor = tf.experimental.dtensor
@@ -85,7 +86,7 @@ class MeshVariable(keras.Variable):
             self._mesh_context.initialize_pending(self)
 
     @property
-    def layout(self) -> Any:
+    def layout(self) -> Layout:
         """The `dtensor.Layout` of the value."""
         if self._value is not None:
             return self._value.layout
@@ -93,15 +94,15 @@ class MeshVariable(keras.Variable):
 
     # Keras hands `_layout` of a weight to its slot variables.
     @property
-    def _layout(self) -> Any:
+    def _layout(self) -> Layout:
         return self.layout
 
     @_layout.setter
-    def _layout(self, layout: Any) -> None:
+    def _layout(self, layout: Layout) -> None:
         self._given_layout = layout
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self) -> Mesh:
         """The `dtensor.Mesh` the value is on."""
         return self.layout.mesh
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap._types import Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -110,11 +111,11 @@ class DeviceMesh:
         return self._devices
 
     @property
-    def backend_mesh(self) -> Any:
+    def backend_mesh(self) -> Mesh:
         """The `dtensor.Mesh`, by keras.distribution's name."""
         return self.to_dtensor()
 
-    def to_dtensor(self) -> Any:
+    def to_dtensor(self) -> Mesh:
         """Returns the `tf.experimental.dtensor.Mesh` of these devices."""
         if self._dtensor is None:
             dims = list(zip(self._axis_names, self._shape))
@@ -131,7 +132,7 @@ class DeviceMesh:
                 f"axis_names={self._axis_names})")
 
 
-def to_dtensor_mesh(mesh: Any) -> Any:
+def to_dtensor_mesh(mesh: Any) -> Mesh:
     """Returns a DeviceMesh of ours or of Keras, or a Mesh, as a Mesh.
 
     Raises:

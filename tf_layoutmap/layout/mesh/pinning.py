@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._types import Mesh
+
 dtensor = tf.experimental.dtensor
 
 # Part of the name of DTensor's device. `dtensor.device_name()` returns all of
@@ -21,7 +23,7 @@ DEVICE = "CUSTOM"
 _NOTES = ("_keras_mask", "_keras_logits")
 
 
-def whole_samples(x: Any, mesh: Any) -> Any:
+def whole_samples(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with its first dimension as it is, the others whole.
 
     Args:
@@ -32,12 +34,12 @@ def whole_samples(x: Any, mesh: Any) -> Any:
     return _pinned(x, mesh, lambda _: dtensor.MATCH)
 
 
-def whole(x: Any, mesh: Any) -> Any:
+def whole(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` replicated; see `whole_samples`."""
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
-def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
+def divided(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     """Returns `x` divided by `axes`, and divides its gradient so.
 
     All of them, the first too: were that to stay as it is, the same axis might
@@ -56,7 +58,7 @@ def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
     return pinned(x)
 
 
-def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
+def like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
     """Returns `x` cut along `batch_dim`, as `fit` cuts what it feeds."""
     return _pinned(x, mesh, lambda size: (
         batch_dim if batch_dim is not None and size is not None and
@@ -76,7 +78,8 @@ def _can_be_pinned(x: Any) -> bool:
     return tf.is_symbolic_tensor(x) or (tf.executing_eagerly() and on_mesh(x))
 
 
-def _pinned(x: Any, mesh: Any, first: Callable[[int | None], str]) -> Any:
+def _pinned(x: Any, mesh: Mesh | None,
+            first: Callable[[int | None], str]) -> Any:
     if not _can_be_pinned(x) or not x.shape.rank:
         return x
     pinned = _relayout(
@@ -89,7 +92,7 @@ def _pinned(x: Any, mesh: Any, first: Callable[[int | None], str]) -> Any:
     return pinned
 
 
-def _relayout(x: Any, axes: Sequence[str], mesh: Any) -> Any:
+def _relayout(x: Any, axes: Sequence[str], mesh: Mesh | None) -> Any:
     if not tf.is_symbolic_tensor(x):
         now = dtensor.fetch_layout(x)
         mesh, axes = now.mesh, [

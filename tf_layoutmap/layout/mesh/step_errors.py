@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._types import Layout, Mesh
+
 dtensor = tf.experimental.dtensor
 
 _lock = threading.Lock()
@@ -26,7 +28,7 @@ _complete: set[str] = set()
 
 
 @contextlib.contextmanager
-def errors_once(mesh: Any) -> Iterator[None]:
+def errors_once(mesh: Mesh) -> Iterator[None]:
     """Raises the error of an operation on a mesh here, and nowhere else."""
     try:
         yield
@@ -39,7 +41,7 @@ def errors_once(mesh: Any) -> Iterator[None]:
         raise
 
 
-def queued_error(mesh: Any) -> tf.errors.OpError | None:
+def queued_error(mesh: Mesh) -> tf.errors.OpError | None:
     """Removes the errors that devices of `mesh` hold, and returns one.
 
     Returns:
@@ -57,7 +59,7 @@ def queued_error(mesh: Any) -> tf.errors.OpError | None:
     return found
 
 
-def _probe_of(mesh: Any) -> Any:
+def _probe_of(mesh: Mesh) -> Any:
     """Returns a tensor on `mesh` to find errors with, 0.1 ms a time."""
     key = mesh.to_string()
     with _lock:
@@ -68,7 +70,7 @@ def _probe_of(mesh: Any) -> Any:
         return _probes[key]
 
 
-def complete_groups(mesh: Any) -> None:
+def complete_groups(mesh: Mesh) -> None:
     """Lets all groups of devices that reduce on `mesh` connect, once.
 
     An error of a step in which a group meets for the first time ends all
@@ -103,7 +105,7 @@ def reset_device(original: Callable[..., None], is_async: bool) -> None:
     original(is_async=False)
 
 
-def copy_to_mesh(original: Callable[..., Any], tensor: Any, layout: Any,
+def copy_to_mesh(original: Callable[..., Any], tensor: Any, layout: Layout,
                  *args: Any, **kwargs: Any) -> Any:
     """`dtensor.copy_to_mesh`, which an earlier error does not stop."""
     if tf.executing_eagerly():

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
 from tf_layoutmap.layout.mesh import shard_shapes
 from tf_layoutmap.layout.mesh.layouts import mesh_sizes
@@ -75,11 +76,11 @@ class TensorLayout:
         self._device_mesh = device_mesh
 
     @property
-    def backend_layout(self) -> Any:
+    def backend_layout(self) -> Layout:
         """The `dtensor.Layout`, by keras.distribution's name."""
         return self.to_dtensor()
 
-    def to_dtensor(self) -> Any:
+    def to_dtensor(self) -> Layout:
         """Returns the `tf.experimental.dtensor.Layout`.
 
         Raises:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._patches import engine as patches
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import shard_shapes, step_errors
 from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.mesh.pinning import on_mesh
@@ -17,7 +18,7 @@ from tf_layoutmap.layout.mesh.pinning import on_mesh
 dtensor = tf.experimental.dtensor
 
 
-def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
+def slices_of_devices(shape: Any, layout: Layout) -> list[tuple[slice, ...]]:
     """Returns what each local device holds of a tensor of `shape`."""
     axes, sizes = axes_of_layout(layout), mesh_sizes(layout.mesh)
     return [shard_shapes.shard_slices(axes, shape, sizes, location)
@@ -41,7 +42,7 @@ class Shard(NamedTuple):
         return tuple((s.start, s.stop) for s in self.slices)
 
 
-def unique_shards(shape: Any, layout: Any) -> list[Shard]:
+def unique_shards(shape: Any, layout: Layout) -> list[Shard]:
     """Returns the parts that local devices hold, each of them once.
 
     Args:
@@ -58,7 +59,7 @@ def unique_shards(shape: Any, layout: Any) -> list[Shard]:
     return list(found.values())
 
 
-def packed(shards: list[Shard], parts: Iterable[Any], layout: Any) -> Any:
+def packed(shards: list[Shard], parts: Iterable[Any], layout: Layout) -> Any:
     """Returns the tensor on a mesh that has these parts.
 
     Args:
@@ -71,7 +72,7 @@ def packed(shards: list[Shard], parts: Iterable[Any], layout: Any) -> Any:
     return dtensor.pack([part_of[i] for i in range(len(part_of))], layout)
 
 
-def to_mesh(value: Any, layout: Any) -> Any:
+def to_mesh(value: Any, layout: Layout) -> Any:
     """Returns a value as a tensor on a mesh, with a layout.
 
     Args:
@@ -98,7 +99,7 @@ def to_mesh(value: Any, layout: Any) -> Any:
         shards, (_part(tensor, shard.slices) for shard in shards), layout)
 
 
-def check_fits(layout: Any, shape: Any) -> None:
+def check_fits(layout: Layout, shape: Any) -> None:
     """Raises a ValueError if no tensor of `shape` can have `layout`."""
     axes, shape = axes_of_layout(layout), tuple(shape)
     problems = shard_shapes.fit_problems(axes, shape, mesh_sizes(layout.mesh))
@@ -130,7 +131,7 @@ def to_host(tensor: Any) -> np.ndarray:
         return _to_host(tensor, layout)
 
 
-def _to_host(tensor: Any, layout: Any) -> np.ndarray:
+def _to_host(tensor: Any, layout: Layout) -> np.ndarray:
     mesh = layout.mesh
     if layout.is_fully_replicated():
         return _array(dtensor.unpack(tensor)[0])

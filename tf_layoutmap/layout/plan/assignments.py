@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import shard_shapes
 from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.plan import key_matching, layer_limits
@@ -44,7 +45,7 @@ class LayoutAssignment:
     pattern: str | None
     shadowed: tuple[str, ...]
     axes: tuple[str | None, ...]
-    layout: Any
+    layout: Layout | None
     bytes_per_device: int
     problems: list[str]
 

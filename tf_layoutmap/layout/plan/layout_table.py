@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import layouts
 from tf_layoutmap.layout.plan import key_matching
 
@@ -26,7 +27,7 @@ class LayoutTable(collections.abc.MutableMapping):
     defined above the modules that read a table, so imports have no circle.
     """
 
-    def __init__(self, mesh: Any = None, *, match: str = "match",
+    def __init__(self, mesh: Mesh | None = None, *, match: str = "match",
                  strict: bool = False):
         """Makes an empty map.
 
@@ -152,11 +153,11 @@ class LayoutTable(collections.abc.MutableMapping):
             self[key] = default
         return self._layouts[key]
 
-    def get_default_mesh(self) -> Any:
+    def get_default_mesh(self) -> Mesh | None:
         """Returns the mesh given at creation, or None."""
         return self._default_mesh
 
-    def mesh_in_use(self) -> Any:
+    def mesh_in_use(self) -> Mesh:
         """Returns the mesh on which this map puts variables.
 
         That is the default mesh, or else the mesh of the layouts.
@@ -186,7 +187,7 @@ class LayoutTable(collections.abc.MutableMapping):
         """Returns the mesh axis of each dimension of a stored value."""
         return layouts.axes_of_layout(value)
 
-    def _mesh_of(self, value: Any) -> Any:
+    def _mesh_of(self, value: Any) -> Mesh | None:
         return value.mesh
 
     def _check_layout(self, key: Any, layout: Any) -> Any:

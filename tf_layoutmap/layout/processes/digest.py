@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import transfer
 
 dtensor = tf.experimental.dtensor
@@ -113,7 +114,7 @@ def _sums_of_parts(variable: Any) -> dict[str, int]:
     return sums
 
 
-def shares_parts(layout: Any) -> bool:
+def shares_parts(layout: Layout) -> bool:
     """Whether another process holds a part that this one holds, too."""
     mesh = layout.mesh
     axes = [axis for axis in layout.sharding_specs
@@ -128,7 +129,7 @@ def shares_parts(layout: Any) -> bool:
     return any(count < copies for count in here.values())
 
 
-def of_contents(x: Any, layout: Any) -> dict[str, int]:
+def of_contents(x: Any, layout: Layout) -> dict[str, int]:
     """Returns a checksum of each part of a host value that others hold."""
     if not shares_parts(layout):
         return {}

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap._types import Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -54,7 +55,7 @@ def set_deadline(seconds: float) -> None:
     _deadline_seconds = float(seconds)
 
 
-def is_possible(mesh: Any) -> bool:
+def is_possible(mesh: Mesh) -> bool:
     """Whether `mesh` is on several processes that can send messages."""
     return (mesh.num_local_devices() < mesh.size and
             dtensor.num_clients() > 1 and _tf_private.has_coordination())

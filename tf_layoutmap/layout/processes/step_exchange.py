@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.processes import compare, messages
 from tf_layoutmap.layout.processes.epoch import state
 from tf_layoutmap.layout.processes.messages import ProcessError
@@ -19,7 +20,7 @@ _ABORTED = "Collective ops is aborted by:"
 class StepExchange:
     """One kind of step of a model, and what processes say about it."""
 
-    def __init__(self, model: Any, mesh: Any, batch_dim: str | None,
+    def __init__(self, model: Any, mesh: Mesh, batch_dim: str | None,
                  kind: str):
         self.model = model
         self.mesh = mesh

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_layoutmap import _tf_keras_private
+from tf_layoutmap._types import Mesh
 
 # Of this thread: `building`, `calling` (see `flag`) and `mesh`, that of the
 # step that runs.
@@ -18,7 +19,7 @@ class TfKerasMap:
     def __init__(self, context: Any):
         self.context = context
 
-    def get_default_mesh(self) -> Any:
+    def get_default_mesh(self) -> Mesh:
         """Returns the mesh for counters, losses and metrics."""
         return self.context.mesh
 

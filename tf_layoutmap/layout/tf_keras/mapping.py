@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
+from tf_layoutmap._types import Layout, Mesh
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.plan import assignments
@@ -63,7 +64,7 @@ def draw_seed(variable: Any) -> None:
         generator._maybe_init()
 
 
-def _made(variable: Any, layout: Any, init: str) -> Any:
+def _made(variable: Any, layout: Layout, init: str) -> Any:
     name = variable.name.removesuffix(":0")
     with tf.init_scope():
         if not isinstance(variable, _tf_keras_private.LazyInitVariable):
@@ -134,7 +135,7 @@ def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
     layer._captured_weight_regularizer = kept
 
 
-def _move_generator(generator: Any, mesh: Any) -> None:
+def _move_generator(generator: Any, mesh: Mesh) -> None:
     """Replicates the state of a layer's random numbers on the mesh."""
     generator._maybe_init()
     inner = getattr(generator, "_generator", None)

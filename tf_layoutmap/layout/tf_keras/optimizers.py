@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import (
     pinning,
     trace_context,
@@ -23,7 +24,7 @@ dtensor = tf.experimental.dtensor
 _state = threading.local()
 
 
-def move_to_mesh(optimizer: Any, mesh: Any) -> None:
+def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
     """Makes `optimizer` keep its variables on `mesh`.
 
     Raises:
@@ -62,7 +63,7 @@ def compile_model(original: Callable[..., Any], model: Any, *args: Any,
     return result
 
 
-def _move_variables(optimizer: Any, mesh: Any) -> None:
+def _move_variables(optimizer: Any, mesh: Mesh) -> None:
     """Replicates counters, rates and other scalars of `optimizer`."""
     moved = {}
     for name, value in list(vars(optimizer).items()):
@@ -75,7 +76,7 @@ def _move_variables(optimizer: Any, mesh: Any) -> None:
         for v in optimizer._variables]
 
 
-def build(optimizer: Any, variables: Any, mesh: Any) -> None:
+def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
     """Makes the slot variables of `optimizer` before a step is traced."""
     with trace_context.default_mesh(mesh):
         optimizer.build(variables)

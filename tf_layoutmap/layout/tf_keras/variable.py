@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
@@ -40,7 +41,7 @@ def make(value: Any, *, name: str, trainable: bool) -> HostReadableVariable:
     return HostReadableVariable(value, name=name, trainable=trainable)
 
 
-def move_to_mesh(variable: Any, mesh: Any) -> Any:
+def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
     """Returns `variable` as one on `mesh`, replicated if it is elsewhere."""
     if isinstance(variable, HostReadableVariable):
         return variable

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import error_messages, trace_context
 from tf_layoutmap.layout.tf_ops.known_values import evaluated
 from tf_layoutmap.layout.tf_ops.unrolled_array import (
@@ -55,7 +56,7 @@ def array_for_graphs(original: type, ours: Any) -> type:
     return GraphTensorArray
 
 
-def _mesh_now() -> Any:
+def _mesh_now() -> Mesh | None:
     return None if tf.executing_eagerly() else (
         trace_context.mesh_of_operation())
 

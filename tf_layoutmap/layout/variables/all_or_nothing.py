@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.variables import dependencies
 
 # Of this thread: `step` (traced now), `applying` (the token that writes wait
@@ -28,7 +29,7 @@ state = threading.local()
 class Step:
     """What a step that is being traced would write so far."""
 
-    def __init__(self, mesh: Any, graph: Any):
+    def __init__(self, mesh: Mesh, graph: Any):
         self.mesh = mesh
         self.graph = graph
         self.kept: dict[int, tuple[Any, Any]] = {}
@@ -71,7 +72,7 @@ def traced_step() -> Step | None:
 
 
 @contextlib.contextmanager
-def whole_step(mesh: Any) -> Iterator[None]:
+def whole_step(mesh: Mesh) -> Iterator[None]:
     """Keeps what is written until gradients are applied, or to the end.
 
     For a function that is being traced; eagerly nothing is kept.
@@ -89,7 +90,7 @@ def whole_step(mesh: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def applying(mesh: Any, gradients: Any) -> Iterator[Any]:
+def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
     """Gives `gradients`, with which all that is written here must wait.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import transfer
 
 dtensor = tf.experimental.dtensor
@@ -20,7 +21,7 @@ _sinks: dict[str, Any] = {}
 _sinks_lock = threading.Lock()
 
 
-def sink_of(mesh: Any) -> Any:
+def sink_of(mesh: Mesh) -> Any:
     """Returns a variable that tokens of `mesh` are written to."""
     key = mesh.to_string()
     with _sinks_lock, tf.init_scope():
@@ -62,7 +63,7 @@ def waits(value: Any, token: Any, written: set[int]) -> bool:
     return False
 
 
-def passed(tensors: list[Any], mesh: Any) -> list[Any]:
+def passed(tensors: list[Any], mesh: Mesh) -> list[Any]:
     """Returns `tensors`, and a zero, once all are there on all devices."""
     names = mesh.dim_names
     zeros = tf.zeros([mesh.dim_size(name) for name in names])
