@@ -89,7 +89,7 @@ KERAS = {"keras", "tf_keras"}
 
 
 @pytest.mark.parametrize("module", [
-    m for m in test_floors.modules()
+    m for m in test_levels.modules()
     if m.startswith(("layout.mesh.", "layout.tf_ops.", "layout.variables."))])
 def test_tensors_on_a_mesh_know_no_keras(module):
     _, imported = test_levels.read(module)

@@ -48,7 +48,6 @@ LEVELS = {
     "_ops": 1,
     "_op_gradients": 1,
     "_strategies": 1,
-    "_types": 1,
     "_patches": 2,
     "dtensor": 2,
     "sharded.routing": 2,

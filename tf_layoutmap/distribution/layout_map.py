@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout import layout_map
 from tf_layoutmap.layout.mesh.device_mesh import to_dtensor_mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 from tf_layoutmap.layout.plan import layout_table
 

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _deprecated
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.distribution import state
 from tf_layoutmap.distribution.layout_map import LayoutMap
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
@@ -22,7 +21,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     list_devices,
     to_dtensor_mesh,
 )
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout
+from tf_layoutmap.layout.mesh.layouts import Mesh, axes_of_layout
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor

@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import pinning, transfer
+from tf_layoutmap.layout.mesh.layouts import Layout
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import trace_context, transfer
-from tf_layoutmap.layout.mesh.layouts import mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Mesh, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap._patches import engine as patches
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
 

@@ -5,9 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import transfer
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 

@@ -7,11 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import pinning, trace_context
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout
+from tf_layoutmap.layout.mesh.layouts import Mesh, axes_of_layout
 from tf_layoutmap.layout.tf_ops import einsum_axes
 from tf_layoutmap.layout.tf_ops import ops as tf_ops
 

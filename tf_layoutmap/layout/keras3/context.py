@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.keras3 import initial_values
+from tf_layoutmap.layout.mesh.layouts import Layout
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.variable_names import LayerList, ObjectPaths
 

@@ -12,9 +12,9 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private, _tf_private
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.dtensor import policies, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 

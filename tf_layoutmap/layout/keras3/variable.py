@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap._types import Layout, Mesh
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 
 dtensor = tf.experimental.dtensor
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._types import Layout, Mesh
 from tf_layoutmap.layout.mesh import pinning, transfer
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 
 dtensor = tf.experimental.dtensor
 

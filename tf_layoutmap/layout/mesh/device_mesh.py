@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap._types import Mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 

@@ -1,11 +1,12 @@
 """What a layout says of each dimension, and a mesh of each axis."""
 
-
 import tensorflow as tf
 
-from tf_layoutmap._types import Layout, Mesh
-
 dtensor = tf.experimental.dtensor
+
+# For signatures.
+Mesh = dtensor.Mesh
+Layout = dtensor.Layout
 
 
 def axes_of_layout(layout: Layout) -> tuple[str | None, ...]:

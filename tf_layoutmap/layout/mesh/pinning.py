@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._types import Mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._types import Layout, Mesh
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 
 dtensor = tf.experimental.dtensor
 

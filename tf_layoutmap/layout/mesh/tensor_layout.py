@@ -6,10 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
 from tf_layoutmap.layout.mesh import shard_shapes
-from tf_layoutmap.layout.mesh.layouts import mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 

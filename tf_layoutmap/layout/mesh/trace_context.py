@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap._patches import engine as patches
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import pinning, step_errors
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 

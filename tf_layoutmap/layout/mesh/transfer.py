@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._patches import engine as patches
-from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import shard_shapes, step_errors
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.mesh.pinning import on_mesh
 
 dtensor = tf.experimental.dtensor

@@ -10,9 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import shard_shapes
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.plan import key_matching, layer_limits
 from tf_layoutmap.layout.plan.variable_names import ObjectPaths
 

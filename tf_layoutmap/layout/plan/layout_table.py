@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import layouts
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.plan import key_matching
 
 dtensor = tf.experimental.dtensor

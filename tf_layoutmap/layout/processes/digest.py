@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._types import Layout
 from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.layout.mesh.layouts import Layout
 
 dtensor = tf.experimental.dtensor
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._types import Mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.processes import compare, messages
 from tf_layoutmap.layout.processes.epoch import state
 from tf_layoutmap.layout.processes.messages import ProcessError

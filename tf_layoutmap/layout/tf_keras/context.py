@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_layoutmap import _tf_keras_private
-from tf_layoutmap._types import Mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 # Of this thread: `building`, `calling` (see `flag`) and `mesh`, that of the
 # step that runs.

@@ -15,9 +15,9 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
-from tf_layoutmap._types import Layout, Mesh
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
 from tf_layoutmap.layout.tf_keras.found_variables import (

@@ -9,12 +9,12 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import (
     pinning,
     trace_context,
     transfer,
 )
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
 from tf_layoutmap.layout.tf_keras.context import context_of
 from tf_layoutmap.layout.variables import all_or_nothing

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor

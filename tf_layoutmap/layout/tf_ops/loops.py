@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import error_messages, trace_context
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import evaluated
 from tf_layoutmap.layout.tf_ops.unrolled_array import (
     UnrolledArray,

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops import einsum_axes
 from tf_layoutmap.layout.tf_ops.known_values import is_shape, known
 

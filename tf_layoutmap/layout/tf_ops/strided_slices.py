@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import entries, is_shape, known
 from tf_layoutmap.layout.tf_ops.slice_parts import (
     WHOLE,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._types import Mesh
 from tf_layoutmap.layout.mesh import error_messages, pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import evaluated
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._types import Mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.variables import dependencies
 
 # Of this thread: `step` (traced now), `applying` (the token that writes wait
