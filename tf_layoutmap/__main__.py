@@ -14,7 +14,6 @@ from tf_layoutmap import process_report
 
 
 def main() -> int:
-    # First: importing them may replace names.
     problems = process_report.problems()
     print(process_report.describe_process(), flush=True)
     for problem in problems:

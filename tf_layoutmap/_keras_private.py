@@ -1,4 +1,4 @@
-"""The one door to Keras' private names.
+"""The one module that imports Keras' private names.
 
 Each name stands below with the reason we need it. All are looked up when this
 module is imported, so that a Keras that moved one is refused here, with the
@@ -6,6 +6,8 @@ remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
 import importlib
+import sys
+import types
 from typing import Any
 
 import keras
@@ -14,7 +16,7 @@ from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
 
 # One minor version: what passes through our hooks changes with each. With 3.14
-# all names are there, and slot variables silently whole on every device.
+# all names are there, and slot variables are replicated, without an error.
 SUPPORTED_VERSIONS = (_requirements.KERAS,)
 
 if keras.backend.backend() != "tensorflow":
@@ -141,6 +143,14 @@ _method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
 _method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")
 _method(LossScaleOptimizer, "check_finite", "grads")
+
+
+def imported_tf_keras() -> types.ModuleType | None:
+    """Returns tf_keras if this program has imported it, else None.
+
+    Who does not use tf_keras need not have it, nor wait for its import.
+    """
+    return sys.modules.get("tf_keras")
 
 
 def name_scope_callers() -> list[Any]:

@@ -1,4 +1,4 @@
-"""What is known of TensorFlow's strategies, told where one is met."""
+"""Checks and warnings about TensorFlow's distribution strategies."""
 
 import warnings
 import weakref

@@ -1,4 +1,4 @@
-"""The one door to tf_keras' private names, imported when tf_keras is used.
+"""The one module that imports tf_keras' private names, if tf_keras is used.
 
 Each name stands below with the reason we need it.
 """

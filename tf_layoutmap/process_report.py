@@ -1,4 +1,4 @@
-"""What a bug report needs to say of the process it happened in."""
+"""What a bug report needs to say about the process."""
 
 import importlib
 import importlib.metadata

@@ -90,7 +90,7 @@ KERAS = {"keras", "tf_keras"}
 
 @pytest.mark.parametrize("module", [
     m for m in test_levels.modules()
-    if m.startswith(("layout.mesh.", "layout.tf_ops."))])
+    if m.startswith(("layout.mesh.", "layout.tf_ops.", "layout.variables."))])
 def test_tensors_on_a_mesh_know_no_keras(module):
     _, imported = test_levels.read(module)
     assert not {name.split(".")[0] for name in imported} & KERAS

@@ -84,7 +84,7 @@ def test_a_strict_map_refuses_two_claims(device_mesh):
     layout_map = LayoutMap(device_mesh, strict=True)
     layout_map["kernel"] = (None, "model")
     layout_map["dense"] = ("model", None)
-    with pytest.raises(ValueError, match="claimed by 'kernel', 'dense'"):
+    with pytest.raises(ValueError, match="matched by 'kernel', 'dense'"):
         layout_map["dense_1.kernel"]
 
 

@@ -6,8 +6,8 @@ from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.distribution import (
     DeviceMesh,
     TensorLayout,
+    distribute_tensor,
     list_devices,
-    relayout,
 )
 from tf_layoutmap.layout import to_host
 
@@ -84,7 +84,7 @@ def test_an_impossible_layout_is_refused(axes, kind, words):
 @pytest.mark.parametrize("make", [np.asarray, tf.constant, np.asfortranarray])
 def test_a_host_value_is_cut_up_and_comes_back(axes, make):
     mesh = DeviceMesh((2, 2), ("batch", "model"), devices=CPUS)
-    spread = relayout(make(VALUE), TensorLayout(axes, mesh))
+    spread = distribute_tensor(make(VALUE), TensorLayout(axes, mesh))
     assert dtensor.fetch_layout(spread) == TensorLayout(axes, mesh).to_dtensor()
     parts = dtensor.unpack(spread)
     used = [a for a in axes if a]
@@ -95,7 +95,7 @@ def test_a_host_value_is_cut_up_and_comes_back(axes, make):
 def test_later_writes_to_the_array_do_not_reach_the_mesh():
     mesh = mesh_of(model=2)
     value = VALUE.copy()
-    spread = relayout(value, layout_of(mesh, None, "model"))
+    spread = distribute_tensor(value, layout_of(mesh, None, "model"))
     value[:] = -1
     np.testing.assert_array_equal(to_host(spread), VALUE)
 
@@ -107,10 +107,10 @@ def test_later_writes_to_the_array_do_not_reach_the_mesh():
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_tensor_changes_its_layout_and_not_its_value(before, after, traced):
     mesh = mesh_of(batch=2, model=2)
-    first = relayout(VALUE, layout_of(mesh, *before))
+    first = distribute_tensor(VALUE, layout_of(mesh, *before))
 
     def change(x):
-        return relayout(x, layout_of(mesh, *after))
+        return distribute_tensor(x, layout_of(mesh, *after))
 
     second = (tf.function(change) if traced else change)(first)
     assert dtensor.fetch_layout(second) == layout_of(mesh, *after)
@@ -121,8 +121,8 @@ def test_a_tensor_changes_its_layout_and_not_its_value(before, after, traced):
 def test_a_sharded_tensor_reaches_another_mesh_whole(before):
     # copy_to_mesh would bring the first shard alone, without a word.
     first, second = mesh_of(batch=2, model=2), mesh_of(model=1)
-    tensor = relayout(VALUE, layout_of(first, *before))
-    moved = relayout(tensor, layout_of(second, None, None))
+    tensor = distribute_tensor(VALUE, layout_of(first, *before))
+    moved = distribute_tensor(tensor, layout_of(second, None, None))
     assert moved.shape == VALUE.shape
     np.testing.assert_array_equal(to_host(moved), VALUE)
 
@@ -130,8 +130,8 @@ def test_a_sharded_tensor_reaches_another_mesh_whole(before):
 def test_a_layout_that_does_not_fit_is_refused():
     mesh = mesh_of(model=4)
     with pytest.raises(ValueError, match="size 6.*does not divide"):
-        relayout(VALUE, layout_of(mesh, None, "model"))
+        distribute_tensor(VALUE, layout_of(mesh, None, "model"))
     with pytest.raises(ValueError, match="rank 1"):
-        relayout(VALUE, layout_of(mesh, "model"))
+        distribute_tensor(VALUE, layout_of(mesh, "model"))
     with pytest.raises(TypeError, match="layout"):
-        relayout(VALUE, ("model",))
+        distribute_tensor(VALUE, ("model",))

@@ -43,13 +43,15 @@ def test_each_variable_has_its_key_layout_and_bytes(mesh):
     assert report.bytes_total == 4 * (4 * 6 + 6 + 6 * 8 + 8)
 
 
-def test_losers_are_named(mesh):
+def test_shadowed_keys_are_named(mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["d1.*kernel"] = layout_of(mesh, None, "model")
     layout_map[".*kernel"] = layout_of(mesh, "model", None)
     report = layout_map.explain(model_of())
     assert [v.name for v in report.contested] == ["d1.kernel"]
-    assert report.contested[0].losers == (".*kernel",)
+    assert report.contested[0].shadowed == (".*kernel",)
+    with pytest.warns(DeprecationWarning, match=r"VariableReport\.shadowed"):
+        assert report.contested[0].losers == (".*kernel",)
     assert report.ok
 
 
@@ -59,7 +61,7 @@ def test_two_keys_are_a_problem_in_a_strict_map(mesh):
     layout_map[".*kernel"] = layout_of(mesh, "model", None)
     report = layout_map.explain(model_of())
     assert not report.ok
-    assert "claimed by 'd1.*kernel', '.*kernel'" in report.problems()[0]
+    assert "matched by 'd1.*kernel', '.*kernel'" in report.problems()[0]
 
 
 @pytest.mark.parametrize(("keys", "words"), [
@@ -86,7 +88,7 @@ def test_a_key_behind_another_is_told_from_one_that_matches_nothing(mesh):
     layout_map["d2.kernel.*"] = layout_of(mesh, "model", None)
     unused = layout_map.explain(model_of()).unused
     assert unused["d2.kernel.*"].startswith(
-        "matches only variables that go to 'd..kernel', set before it")
+        "matches only variables that an earlier key matches ('d..kernel')")
     assert unused["d.kernel"].startswith("matches no variable")
 
 

@@ -351,7 +351,7 @@ def test_threads_with_scopes_do_not_mix(mesh):
         assert axes_of(model.layers[0].kernel) == axes[index]
 
 
-def test_one_model_is_realised_once_by_many_threads(layout_map):
+def test_one_model_is_initialized_once_by_many_threads(layout_map):
     with tlm.layout_map_scope(layout_map):
         model = sequential_without_input()
     model.build((None, 10))
@@ -497,7 +497,7 @@ def test_a_strict_map_refuses_two_claims_in_the_scope(mesh):
     layout_map = tlm.LayoutMap(mesh, strict=True)
     layout_map["d.*kernel"] = layout_of(mesh, None, "model")
     layout_map[".*1.kernel"] = layout_of(mesh, "model", None)
-    with pytest.raises(ValueError, match=r"claimed by 'd\.\*kernel'"):
+    with pytest.raises(ValueError, match=r"matched by 'd\.\*kernel'"):
         with tlm.layout_map_scope(layout_map):
             sequential()
 

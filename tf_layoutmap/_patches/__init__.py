@@ -1,5 +1,5 @@
 """Every foreign name that is replaced, in one table, installed by group.
 
-`rows.py` says what a row is, the `*_rows.py` are the table, `engine.py` puts
-rows in force and takes them back. Nothing is replaced by an import.
+`rows.py` defines a row, the `*_rows.py` are the table, `engine.py` installs and
+uninstalls rows. Nothing is replaced by an import.
 """

@@ -1,4 +1,4 @@
-"""What the emulation of a TPU answers in a TPU's place."""
+"""Names of TensorFlow's TPU API, replaced for the emulation of a TPU."""
 
 from tf_layoutmap._patches.rows import TENSORFLOW, Patch
 

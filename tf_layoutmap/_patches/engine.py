@@ -1,4 +1,4 @@
-"""Puts groups of rows in force, and takes them back."""
+"""Installs and uninstalls groups of rows."""
 
 import functools
 import importlib
@@ -15,12 +15,12 @@ from tf_layoutmap._patches.rows import Patch
 
 _lock = threading.RLock()
 _counts: dict[str, int] = {}
-# What a class does not have itself is deleted from it again.
+# An inherited name is deleted from the class again when it is restored.
 _INHERITED = object()
 
 
-class _Place:
-    """A replaced name: what it was, and the rows that stand there now."""
+class _ReplacedName:
+    """A name, its original, and the rows that replace it now."""
 
     def __init__(self, owner: Any, name: str):
         self._owner = owner
@@ -32,14 +32,14 @@ class _Place:
         self.rows: list[Patch] = []
 
     def put(self, rows: list[Patch]) -> None:
-        """Lets exactly `rows` stand here, the last one called first."""
+        """Makes `rows` the replacements of the name, the last called first."""
         everywhere = any(row.everywhere for row in (*rows, *self.rows))
         before, value = self._is, self.original
         self.rows = rows
         for row in rows:
             value = _replacement(row, value)
         self._set(value)
-        # Also where a module was loaded meanwhile, with the replacement.
+        # Also in modules that were loaded since, with the replacement.
         if everywhere:
             for module in _tf_private.modules_with(before, self._name):
                 if module is not self._owner:
@@ -63,7 +63,7 @@ class _Place:
                 "cannot be set now. Undo that first.")
 
 
-_places: dict[tuple[str, str], _Place] = {}
+_replaced: dict[tuple[str, str], _ReplacedName] = {}
 
 
 def install(group: str) -> None:
@@ -94,7 +94,7 @@ def ensure(group: str) -> None:
 
 
 def uninstall(group: str) -> None:
-    """Takes one `install` back; the last one restores all names.
+    """Undoes one `install`; the last call restores all names.
 
     Raises:
       KeyError: There is no such group.
@@ -128,30 +128,30 @@ def installed_rows() -> list[Patch]:
 def _check_untouched(rows: tuple[Patch, ...]) -> None:
     """Before the first name is set: all of a group are, or none."""
     for row in rows:
-        if row.key in _places:
-            _places[row.key].check_untouched()
+        if row.key in _replaced:
+            _replaced[row.key].check_untouched()
 
 
 def _add(row: Patch) -> None:
-    place = _places.get(row.key)
-    if place is None:
-        place = _places[row.key] = _Place(owner_of(row), row.name)
-    rows = {*place.rows, row}
-    place.put([one for one in table.ROWS if one in rows])
+    replaced = _replaced.get(row.key)
+    if replaced is None:
+        replaced = _replaced[row.key] = _ReplacedName(owner_of(row), row.name)
+    rows = {*replaced.rows, row}
+    replaced.put([one for one in table.ROWS if one in rows])
 
 
 def _remove(row: Patch) -> None:
-    place = _places[row.key]
-    place.put([one for one in place.rows if one != row])
-    if not place.rows:
-        del _places[row.key]
+    replaced = _replaced[row.key]
+    replaced.put([one for one in replaced.rows if one != row])
+    if not replaced.rows:
+        del _replaced[row.key]
 
 
 def _replacement(row: Patch, original: Any) -> Any:
     ours = _resolve(f"tf_layoutmap.{row.ours}")
     if row.make is None:
         return around(original, ours)
-    base = original if row.base is None else _places[row.base].original
+    base = original if row.base is None else _replaced[row.base].original
     return _resolve(f"tf_layoutmap.{row.make}")(
         original, functools.partial(ours, base))
 
@@ -174,8 +174,8 @@ def owner_of(row: Patch) -> Any:
     return _resolve(f"{module}:{attribute}")
 
 
-def _resolve(home: str) -> Any:
-    module, _, attributes = home.partition(":")
+def _resolve(target: str) -> Any:
+    module, _, attributes = target.partition(":")
     value = importlib.import_module(module)
     for attribute in filter(None, attributes.split(".")):
         value = getattr(value, attribute)

@@ -1,4 +1,4 @@
-"""Where Keras 3 asks us, for models that are made under a layout map."""
+"""Names of Keras 3, replaced for models made under a layout map."""
 
 from tf_layoutmap._patches.rows import KERAS, Patch
 
@@ -50,7 +50,7 @@ ROWS = [
          "Results of metrics on a mesh cannot be read as numbers.",
          "test_step.py"),
     Patch(GROUP, "_keras_private:TFEpochIterator", "catch_stop_iteration",
-          "layout.processes.checks:of_epoch",
+          "layout.processes.epoch:of_epoch",
           "Other processes wait for a batch that does not come.",
           KERAS, "tests/layout/processes/test_checks.py"),
     _row("_keras_private:BaseOptimizer", "build", "optimizers:build",

@@ -1,4 +1,4 @@
-"""What the layers of `tlm.layers` need of the optimizers of both Keras."""
+"""Names of both Keras' optimizers, replaced for the layers of `tlm.layers`."""
 
 from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch
 

@@ -1,4 +1,4 @@
-"""All rows, in the order in which replacements of one name stand."""
+"""All rows, in the order in which replacements of one name are stacked."""
 
 from tf_layoutmap._patches import (
     emulation_rows,
@@ -10,7 +10,7 @@ from tf_layoutmap._patches import (
 from tf_layoutmap._patches.rows import Patch
 
 # Of two rows for one name the later one is called first: what moves values to
-# a mesh stands around what tables need.
+# a mesh goes around what tables need.
 ROWS: tuple[Patch, ...] = (
     *mesh_rows.ROWS, *layer_rows.ROWS, *keras3_rows.ROWS,
     *tf_keras_rows.ROWS, *emulation_rows.ROWS)

@@ -1,4 +1,4 @@
-"""Where tf_keras asks us, for models that are made under a layout map."""
+"""Names of tf_keras, replaced for models made under a layout map."""
 
 from tf_layoutmap._patches.rows import TF_KERAS, Patch
 
@@ -22,18 +22,18 @@ ROWS = [
          "A weight gets its value before its layout is known."),
     _row(_MODEL, "__init__", "patches:init_model",
          "A model does not know the layout map that it was made under."),
-    _row(_LAYER, "__call__", "step:call_layer",
+    _row(_LAYER, "__call__", "calls:call_layer",
          "DTensor divides images and series inside of samples."),
-    _row(_MODEL, "__call__", "step:call_model",
+    _row(_MODEL, "__call__", "calls:call_model",
          "Tensors from the host are not on the mesh of the weights."),
-    _row(_MODEL, "build", "step:build_model",
+    _row(_MODEL, "build", "calls:build_model",
          "Weights have no value after `build`."),
-    _row(_MODEL, "compile", "step:compile_model",
+    _row(_MODEL, "compile", "optimizers:compile_model",
          "The optimizer's counters are not on the mesh of the weights."),
     *(_row(_MODEL, f"make_{verb}_function", f"step:make_{verb}_function",
            _STEP) for verb in ("train", "test", "predict")),
     _row(_PRIVATE + "DataHandler", "catch_stop_iteration",
-         "layout.processes.checks:of_epoch",
+         "layout.processes.epoch:of_epoch",
          "Other processes wait for a batch that does not come."),
     _row(_PRIVATE + "LayerNormalization", "_fused_can_be_used",
          "patches:can_be_fused",

@@ -9,11 +9,11 @@ from tf_layoutmap.layout.keras3 import context as mesh_context
 
 
 def set_distribution(value: Any) -> None:
-    """Makes what this thread builds from now on lie as `value` says.
+    """Places what this thread builds from now on as `value` says.
 
-    A `scope()` or `tlm.layout_map_scope` inside goes first. Weights get their
-    values at their first use, so layers that a layout does not fit are refused
-    then, or by `layout_map.explain(model)`.
+    A `scope()` or `tlm.layout_map_scope` inside takes precedence. Weights get
+    their values at their first use, so layers that a layout does not fit are
+    refused then, or by `layout_map.explain(model)`.
 
     ```python
     tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
@@ -39,5 +39,6 @@ def set_distribution(value: Any) -> None:
     if value is not None:
         _checks.check_type("value", value, ModelParallel,
                            "a ModelParallel, a DataParallel or None")
-    mesh_context.set_standing_home(None if value is None else value.home())
+    mesh_context.set_standing_context(
+        None if value is None else value.context())
     state.note(value)

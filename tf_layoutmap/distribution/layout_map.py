@@ -4,6 +4,7 @@ from typing import Any
 
 from tf_layoutmap.layout import layout_map
 from tf_layoutmap.layout.mesh.device_mesh import to_dtensor_mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 from tf_layoutmap.layout.plan import layout_table
 
@@ -61,14 +62,9 @@ class LayoutMap(layout_map.LayoutMap):
             layout = TensorLayout(layout.axes, self._device_mesh)
         return layout
 
-    def to_layout(self, value: TensorLayout, mesh: Any) -> Any:
-        if value.device_mesh is None:
-            value = TensorLayout(value.axes, mesh)
-        return value.to_dtensor()
-
     def axes_of(self, value: TensorLayout) -> tuple[str | None, ...]:
         return value.axes
 
-    def _mesh_of(self, value: TensorLayout) -> Any:
+    def _mesh_of(self, value: TensorLayout) -> Mesh | None:
         return (None if value.device_mesh is None
                 else to_dtensor_mesh(value.device_mesh))

@@ -8,20 +8,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _deprecated
 from tf_layoutmap.distribution import state
 from tf_layoutmap.distribution.layout_map import LayoutMap
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
 from tf_layoutmap.layout.layout_map_scope import (
     layout_map_scope,
-    prepared_home,
+    prepared_context,
 )
 from tf_layoutmap.layout.mesh.device_mesh import (
     DeviceMesh,
     list_devices,
     to_dtensor_mesh,
 )
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout
+from tf_layoutmap.layout.mesh.layouts import Mesh, axes_of_layout
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
@@ -95,7 +95,7 @@ class ModelParallel:
         return self._batch_dim_name
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> Mesh:
         """The `dtensor.Mesh` of the weights."""
         return self._mesh
 
@@ -115,13 +115,13 @@ class ModelParallel:
         return self._mesh.dim_size(self._batch_dim_name)
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
-        """Returns how a batch of this shape lies."""
+        """Returns the layout of a batch of this shape."""
         return TensorLayout(
             (self._batch_dim_name, *[None] * (len(data_shape) - 1)),
             self._mesh)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """Returns how a variable lies, or would if it were made here."""
+        """Returns the layout of a variable, or the one it would get here."""
         layout = getattr(variable, "layout", None)
         if isinstance(layout, dtensor.Layout):
             return TensorLayout(axes_of_layout(layout), self._mesh)
@@ -144,10 +144,12 @@ class ModelParallel:
         """Returns `dataset`: processes take their part of each batch."""
         return dataset
 
-    def home(self) -> Any:
+    def context(self) -> Any:
         """Returns what new models belong to; for `set_distribution`."""
-        return prepared_home(self._layout_map, self._init,
+        return prepared_context(self._layout_map, self._init,
                              self._batch_dim_name)
+
+    home = _deprecated.renamed_method("home", "context")
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[AnyLayoutMap]:

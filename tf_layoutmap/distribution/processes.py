@@ -36,7 +36,7 @@ def initialize(job_addresses: str | None = None,
       process_id: Which one this is, from 0.
 
     Raises:
-      ValueError: The numbers and addresses do not suit each other.
+      ValueError: The numbers and addresses do not match.
     """
     def given(value: Any, name: str) -> Any:
         return os.environ.get(f"KERAS_DISTRIBUTION_{name}") if (

@@ -1,4 +1,4 @@
-"""Changing how a tensor lies on its mesh."""
+"""Changing the layout of a tensor."""
 
 from typing import Any
 
@@ -7,12 +7,16 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh import pinning, transfer
+from tf_layoutmap.layout.mesh.layouts import Layout
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
 
 
-def distribute_tensor(tensor: Any, layout: Any) -> Any:
+def distribute_tensor(
+        tensor: Any,
+        layout: TensorLayout | Layout | keras.distribution.TensorLayout
+        ) -> Any:
     """Returns `tensor` with another layout.
 
     ```python

@@ -1,4 +1,4 @@
-"""Keras models whose weights lie on a mesh as their names ask for."""
+"""Keras models whose weights are placed on a mesh by their names."""
 
 from typing import TYPE_CHECKING
 

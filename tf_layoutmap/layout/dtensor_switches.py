@@ -2,8 +2,8 @@
 
 By default DTensor combines the all-reduces of a step, and a read that follows
 a write may then see the value before the write. Training with clipped
-gradients goes wrong without a word. And it moves a mesh axis from one dimension
-to another by an all-to-all, which mixes up tensors of four dimensions and more:
+gradients goes wrong without an error. And it moves a mesh axis between two
+dimensions by an all-to-all, which mixes up tensors of four dimensions and more:
 products of attention, say. Environment variables switch both off. `import
 tf_layoutmap` sets them, but DTensor reads each once, when it first needs it:
 only running a step tells whether that was in time.
@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import trace_context, transfer
-from tf_layoutmap.layout.mesh.layouts import mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Mesh, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -34,7 +34,7 @@ _checked = False
 _lock = threading.Lock()
 
 
-def self_check(mesh: Any = None) -> str:
+def self_check(mesh: Mesh | None = None) -> str:
     """Runs what DTensor's unsafe passes get wrong.
 
     ```python
@@ -76,7 +76,7 @@ def self_check(mesh: Any = None) -> str:
             f"relayout moved each element to its place (mesh {sizes})")
 
 
-def _has_moved_wrongly(mesh: Any, axis: str, size: int) -> bool:
+def _has_moved_wrongly(mesh: Mesh, axis: str, size: int) -> bool:
     """Whether a mesh axis goes wrong from the second dimension to the third."""
     shape = (1, size, size, 2)
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -84,13 +84,14 @@ def _has_moved_wrongly(mesh: Any, axis: str, size: int) -> bool:
     now, then = (dtensor.Layout(specs, mesh) for specs in (
         [whole, axis, whole, whole], [whole, whole, axis, whole]))
     moved = dtensor.relayout(transfer.to_mesh(value, now), then)
+    parts = dtensor.unpack(moved)
     return not all(
-        np.array_equal(part, value[slices]) for part, slices in zip(
-            dtensor.unpack(moved),
-            transfer.slices_of_devices(shape, then)))
+        np.array_equal(parts[device], value[shard.slices])
+        for shard in transfer.unique_shards(shape, then)
+        for device in shard.devices)
 
 
-def _stale_reads(mesh: Any, axis: str, size: int) -> int:
+def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
     """Returns how many variables were read before they were written."""
     layout = dtensor.Layout([axis], mesh)
 
@@ -124,7 +125,7 @@ def _stale_reads(mesh: Any, axis: str, size: int) -> int:
         for first, second in zip(written, copied))
 
 
-def refuse_unsafe_process(mesh: Any) -> None:
+def refuse_unsafe_process(mesh: Mesh) -> None:
     """Raises unless the passes are off; runs `self_check` once per process.
 
     Raises:

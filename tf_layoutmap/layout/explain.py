@@ -1,140 +1,19 @@
-"""What a layout map does to a model, told before anything is allocated."""
+"""What a layout map does to a model, before anything is allocated."""
 
 import collections
-import dataclasses
 import difflib
-import io
 import itertools
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _keras_private
+from tf_layoutmap.layout.explanation import Explanation, VariableReport
 from tf_layoutmap.layout.mesh.layouts import mesh_sizes
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 from tf_layoutmap.layout.plan.variable_names import ObjectPaths
-
-_SHOWN = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class VariableReport:
-    """Where one variable goes, and why.
-
-    Attributes:
-      name: Its most telling name: the best one to write as a key.
-      names: All names that keys are tried on.
-      path: Keras' path.
-      shape: Of the whole variable.
-      dtype: Keras' name of it.
-      pattern: The key that won; None for a replicated variable.
-      losers: Other keys that match.
-      axes: Mesh axis per dimension.
-      bytes_per_device: What one device holds; 0 while there are problems.
-      bytes_total: Of the whole variable.
-      problems: What is wrong, with a way out; empty when it fits.
-    """
-
-    name: str
-    names: tuple[str, ...]
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    pattern: str | None
-    losers: tuple[str, ...]
-    axes: tuple[str | None, ...]
-    bytes_per_device: int
-    bytes_total: int
-    problems: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """The report on all variables of a model.
-
-    Attributes:
-      variables: A `VariableReport` each, in the model's order.
-      unused: Keys that no variable goes by, with the reason.
-      mesh: Size of each mesh axis.
-      unbuilt: Names of layers that have no weights yet.
-    """
-
-    variables: tuple[VariableReport, ...]
-    unused: dict[str, str]
-    mesh: dict[str, int]
-    unbuilt: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every variable fits and every key is used."""
-        return not self.unused and not any(v.problems for v in self.variables)
-
-    @property
-    def contested(self) -> tuple[VariableReport, ...]:
-        """The variables that two or more keys match."""
-        return tuple(v for v in self.variables if v.losers)
-
-    @property
-    def bytes_per_device(self) -> int:
-        """What one device holds of all variables."""
-        return sum(v.bytes_per_device for v in self.variables)
-
-    @property
-    def bytes_total(self) -> int:
-        """What the variables take without a mesh."""
-        return sum(v.bytes_total for v in self.variables)
-
-    def problems(self) -> list[str]:
-        """Returns a sentence per problem; empty when all is well."""
-        return [f"{v.name}: {problem}." for v in self.variables
-                for problem in v.problems] + [
-            f"Key {key!r} {reason}." for key, reason in self.unused.items()]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data, fit for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        import rich.console
-
-        console = rich.console.Console(file=io.StringIO(), width=120)
-        console.print(self.__rich__())
-        return console.file.getvalue().rstrip()
-
-    def __rich__(self) -> Any:
-        import rich.console
-        import rich.table
-        import rich.text
-
-        mesh = " x ".join(f"{k}={v}" for k, v in self.mesh.items())
-        table = rich.table.Table(
-            title=f"Layouts on mesh {mesh}", title_justify="left")
-        for column in ("variable", "shape", "layout", "key"):
-            table.add_column(column, overflow="fold")
-        table.add_column("per device", justify="right")
-        bad_first = sorted(self.variables, key=lambda v: not v.problems)
-        for v in bad_first[:_SHOWN]:
-            key = "(replicated)" if v.pattern is None else v.pattern
-            if v.losers:
-                key += f"  over {', '.join(v.losers)}"
-            table.add_row(
-                rich.text.Text(v.name), str(v.shape), str(v.axes),
-                rich.text.Text(key),
-                "does not fit" if v.problems else _size(v.bytes_per_device),
-                style="bold red" if v.problems else None)
-        if len(bad_first) > _SHOWN:
-            table.add_row(f"... and {len(bad_first) - _SHOWN} more")
-        lines = [f"{_size(self.bytes_per_device)} per device of "
-                 f"{_size(self.bytes_total)} in all."]
-        lines += [f"Problem: {text}" for text in self.problems()[:_SHOWN]]
-        if self.unbuilt:
-            lines.append(
-                f"Not built yet, so not shown: {', '.join(self.unbuilt)}.")
-        return rich.console.Group(
-            table, *(rich.text.Text(line) for line in lines))
 
 
 def explain(layout_map: LayoutTable, model: Any) -> Explanation:
@@ -161,70 +40,56 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
       ValueError: The map has no mesh.
     """
     _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
-    if _is_tf_keras(model):
-        from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
+    tf_keras = _keras_private.imported_tf_keras()
+    if tf_keras is not None and isinstance(model, tf_keras.layers.Layer):
+        from tf_layoutmap.layout.tf_keras import found_variables
 
-        placed = tf_keras_mapping.place(
-            layout_map, tf_keras_mapping.find(model, lambda _: True))
+        assigned = found_variables.assign_layouts(
+            layout_map, found_variables.find(model, lambda _: True))
     else:
         _checks.check_type(
             "model", model, keras.layers.Layer, "a Keras model or layer")
-        owners = _owners(model)
-        placed = assignments.place(
-            layout_map, [v for v, _ in owners], ObjectPaths([model]),
-            owners=[owner for _, owner in owners])
+        layers = assignments.layers_of_variables(model)
+        assigned = assignments.assign(
+            layout_map, model.weights, ObjectPaths([model]),
+            owners=[layers.get(id(v)) for v in model.weights])
     sizes = mesh_sizes(layout_map.mesh_in_use())
-    reports = tuple(_report(p) for p in placed)
+    reports = tuple(_report(p) for p in assigned)
     unbuilt = tuple(
         layer.name for layer in model._flatten_layers() if not layer.built)
     return Explanation(reports, _unused(layout_map, reports), sizes, unbuilt)
 
 
-def _is_tf_keras(model: Any) -> bool:
-    tf_keras = sys.modules.get("tf_keras")
-    return tf_keras is not None and isinstance(model, tf_keras.layers.Layer)
-
-
-def _owners(model: Any) -> list[tuple[Any, Any]]:
-    """Returns each weight of `model` with the layer that made it."""
-    owner_of: dict[int, Any] = {}
-    for layer in model._flatten_layers():
-        for variable in itertools.chain(
-                layer._trainable_variables, layer._non_trainable_variables):
-            owner_of.setdefault(id(variable), layer)
-    return [(v, owner_of.get(id(v))) for v in model.weights]
-
-
-def _report(placed: assignments.Placement) -> VariableReport:
-    variable = placed.variable
+def _report(assigned: assignments.LayoutAssignment) -> VariableReport:
+    variable = assigned.variable
     shape = tuple(variable.shape)
     return VariableReport(
-        name=placed.name, names=tuple(placed.names), path=variable.path,
-        shape=shape, dtype=variable._dtype, pattern=placed.pattern,
-        losers=placed.losers, axes=placed.axes,
-        bytes_per_device=placed.bytes_per_device,
+        name=assigned.name, names=tuple(assigned.names), path=variable.path,
+        shape=shape, dtype=variable._dtype, pattern=assigned.pattern,
+        shadowed=assigned.shadowed, axes=assigned.axes,
+        bytes_per_device=assigned.bytes_per_device,
         bytes_total=assignments.num_bytes(shape, variable._dtype),
-        problems=tuple(placed.problems))
+        problems=tuple(assigned.problems))
 
 
 def _unused(layout_map: LayoutTable,
             reports: Iterable[VariableReport]) -> dict[str, str]:
-    winners = {v.pattern for v in reports}
-    beaten_by = collections.defaultdict(dict)
+    matched = {v.pattern for v in reports}
+    shadowed_by = collections.defaultdict(dict)
     for v in reports:
-        for loser in v.losers:
-            beaten_by[loser][v.pattern] = None
+        for key in v.shadowed:
+            shadowed_by[key][v.pattern] = None
     reasons = {}
     for key in layout_map:
-        if key in winners:
+        if key in matched:
             continue
-        if key in beaten_by:
-            firsts = list(map(repr, beaten_by[key]))
+        if key in shadowed_by:
+            firsts = list(map(repr, shadowed_by[key]))
             first = ", ".join(firsts[:3]) + (
                 f" and {len(firsts) - 3} more" if len(firsts) > 3 else "")
             reasons[key] = (
-                f"matches only variables that go to {first}, set before it: "
-                "set it first, or narrow that one")
+                "matches only variables that an earlier key matches "
+                f"({first}): set it first, or narrow the earlier one")
         else:
             reasons[key] = "matches no variable" + _nearest(key, reports)
     return reasons
@@ -235,12 +100,3 @@ def _nearest(key: str, reports: Iterable[VariableReport]) -> str:
         (name for v in reports for name in v.names), 500))
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f"; the nearest name is {close[0]!r}" if close else ""
-
-
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -43,8 +43,8 @@ class LayoutMap(LayoutTable):
           model: A Keras model or layer, made with or without the scope.
 
         Returns:
-          An `Explanation`: per variable the key that won, those that lost,
-          layout and bytes per device; keys that no variable goes by.
+          An `Explanation`: per variable the key that matches, those it
+          shadows, layout and bytes per device; keys without a variable.
 
         Raises:
           TypeError: `model` is no layer.

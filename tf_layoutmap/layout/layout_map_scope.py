@@ -1,15 +1,15 @@
-"""The scope under which Keras models lie on a mesh."""
+"""The scope under which Keras models are placed on a mesh."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
-from tf_layoutmap.layout.keras3.context import MeshHome, activated
+from tf_layoutmap.layout.keras3.context import MeshContext, activated
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
 
@@ -58,39 +58,39 @@ def layout_map_scope(layout_map: LayoutTable, *, init: str = "sharded",
         out, a layout does not fit a variable.
       RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
     """
-    home = prepared_home(layout_map, init, batch_dim)
-    with activated(home), _tf_keras_scope(home):
+    context = prepared_context(layout_map, init, batch_dim)
+    with activated(context), _tf_keras_scope(context):
         yield layout_map
-        home.realise()
-    home.check_all_patterns_used()
+        context.initialize_pending()
+    context.check_all_patterns_used()
 
 
-def prepared_home(layout_map: LayoutTable, init: str,
-                  batch_dim: str | None) -> MeshHome:
-    """Returns a home for new models, in a process that is ready for it.
+def prepared_context(layout_map: LayoutTable, init: str,
+                  batch_dim: str | None) -> MeshContext:
+    """Returns a context for new models, in a process that is ready for it.
 
     Arguments and errors are those of `layout_map_scope`.
     """
     _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
     _checks.check_one_of("init", init, initial_values.INITS)
-    home = MeshHome(layout_map, init, batch_dim)
-    home.batch_dim = _batch_dim(home.mesh, batch_dim)
+    context = MeshContext(layout_map, init, batch_dim)
+    context.batch_dim = _batch_dim(context.mesh, batch_dim)
     patches.ensure("mesh")
-    dtensor_switches.refuse_unsafe_process(home.mesh)
+    dtensor_switches.refuse_unsafe_process(context.mesh)
     patches.ensure("keras3")
-    return home
+    return context
 
 
-def _tf_keras_scope(home: MeshHome) -> Any:
+def _tf_keras_scope(context: MeshContext) -> Any:
     """The scope for tf_keras' models, in a program that uses it."""
-    if "tf_keras" not in sys.modules:
+    if _keras_private.imported_tf_keras() is None:
         return contextlib.nullcontext()
     from tf_layoutmap.layout.tf_keras import patches as tf_keras_patches
 
-    return tf_keras_patches.scope(home)
+    return tf_keras_patches.scope(context)
 
 
-def _batch_dim(mesh: Any, batch_dim: str | None) -> str | None:
+def _batch_dim(mesh: Mesh, batch_dim: str | None) -> str | None:
     if batch_dim is not None:
         return _checks.check_one_of("batch_dim", batch_dim, mesh.dim_names)
     return next((n for n in ("batch", "data") if n in mesh.dim_names), None)

@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout.mesh import shard_shapes
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -31,7 +31,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
       The drawing.
 
     Raises:
-      TypeError: `variable` lies on no mesh.
+      TypeError: `variable` is on no mesh.
     """
     layout = getattr(variable, "layout", None)
     if layout is None and tf.is_tensor(variable) and (
@@ -42,29 +42,23 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
             "variable", "a variable or tensor on a mesh",
             type(variable).__name__))
     shape = tuple(variable.shape)
-    sizes = mesh_sizes(layout.mesh)
-    axes = axes_of_layout(layout)
-    mesh = " x ".join(f"{name}={size}" for name, size in sizes.items())
+    mesh = " x ".join(
+        f"{name}={size}" for name, size in mesh_sizes(layout.mesh).items())
     name = getattr(variable, "path", None) or getattr(variable, "name", "")
-    holders = _holders(axes, shape, sizes, layout.mesh)
-    text = (f"{name} {shape}, layout {axes} on mesh {mesh}\n"
-            + _grid(holders, len(shape))).lstrip()
+    text = (f"{name} {shape}, layout {axes_of_layout(layout)} on mesh {mesh}\n"
+            + _grid(_holders(shape, layout), len(shape))).lstrip()
     if show:
         print(text)
     return text
 
 
-def _holders(axes: tuple, shape: tuple[int, ...], sizes: dict[str, int],
-             mesh: Any) -> dict[tuple[tuple[int, int], ...], list[str]]:
+def _holders(shape: tuple[int, ...], layout: Layout) -> (
+        dict[tuple[tuple[int, int], ...], list[str]]):
     """Returns the devices of each part; a part is (start, stop) per dim."""
-    holders: dict[tuple, list[str]] = {}
-    for device, location in zip(
-            mesh.local_devices(), mesh.local_device_locations()):
-        slices = shard_shapes.shard_slices(axes, shape, sizes, location)
-        part = tuple((s.start, s.stop) for s in slices)
-        short = ":".join(device.split(":")[-2:]).upper()
-        holders.setdefault(part, []).append(short)
-    return holders
+    names = [":".join(device.split(":")[-2:]).upper()
+             for device in layout.mesh.local_devices()]
+    return {shard.bounds: [names[device] for device in shard.devices]
+            for shard in transfer.unique_shards(shape, layout)}
 
 
 def _grid(holders: dict, rank: int) -> str:

@@ -18,7 +18,10 @@ def test_an_equal_pattern_beats_an_earlier_one_that_matches():
 def test_the_first_added_pattern_wins():
     table = PatternTable([".*kernel", "d.*"])
     assert table.find(["d1.kernel"]).pattern == ".*kernel"
-    assert table.find(["d1.kernel"]).losers == ("d.*",)
+    match = table.find(["d1.kernel"])
+    assert match.shadowed == ("d.*",)
+    with pytest.warns(DeprecationWarning, match=r"Match\.shadowed"):
+        assert match.losers == ("d.*",)
 
 
 def test_match_starts_at_the_beginning_and_search_does_not():
@@ -47,7 +50,7 @@ def test_a_removed_pattern_is_gone():
 
 def test_two_claims_are_refused_in_the_words_of_both():
     table = PatternTable([".*kernel", "d.*"])
-    with pytest.raises(ValueError, match=r"'d1.kernel', claimed by "
+    with pytest.raises(ValueError, match=r"'d1.kernel', matched by "
                                          r"'\.\*kernel', 'd\.\*'"):
         refuse_two(table.find(["d1.kernel"]))
 

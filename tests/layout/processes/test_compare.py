@@ -6,7 +6,7 @@ from tf_layoutmap.layout.processes import compare
 
 
 def message(**changes):
-    return {"verb": "train", "step": 2, "is_full": False, "times_set": 1,
+    return {"kind": "train", "step": 2, "is_full": False, "times_set": 1,
             "batch": [["x", "float32", [8, 3]], ["y", "int64", [8]],
                       ["w", "None", None]], **changes}
 
@@ -18,7 +18,7 @@ def test_the_number_of_samples_is_no_difference():
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"verb": "test"}, "process 1 before step 2 of evaluating"),
+    ({"kind": "test"}, "process 1 before step 2 of evaluating"),
     ({"step": 3}, "process 1 before step 3 of training"),
     ({"is_full": True}, "process 1 everything"),
     ({"times_set": 0}, "1 times in process 0 and 0 times in process 1"),

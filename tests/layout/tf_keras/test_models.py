@@ -356,7 +356,7 @@ def test_optimizers_of_another_kind_are_refused():
         model.compile("nadam", "mse")
 
 
-def test_explain_names_the_winner():
+def test_explain_names_the_matching_key():
     model = on_mesh(dense)
     layout_map = tlm.LayoutMap(mesh_of(batch=2, model=2))
     layout_map["d1.*"] = layout_of(layout_map.get_default_mesh(), None,

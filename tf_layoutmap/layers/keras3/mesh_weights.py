@@ -11,7 +11,7 @@ from tf_layoutmap.dtensor import sharded_rows
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.self_training import TrainsItself
 from tf_layoutmap.layout.keras3 import move_state
-from tf_layoutmap.layout.keras3.context import MeshHome
+from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 dtensor = tf.experimental.dtensor
@@ -20,25 +20,25 @@ dtensor = tf.experimental.dtensor
 class MeshTableWeight(TrainsItself, MeshVariable):
     """A whole table on a mesh, trained by a `RowOptimizer`."""
 
-    def __init__(self, home: MeshHome, owner: Any,
+    def __init__(self, context: MeshContext, owner: Any,
                  initializer: Callable[..., Any], shape: tuple[int, int], *,
                  optimizer: RowOptimizer, name: str = "embeddings"):
-        """Waits for its value like all weights of `home`.
+        """Waits for its value like all weights of `context`.
 
         Args:
-          home: Whose mesh and layouts.
+          context: Whose mesh and layouts.
           owner: Weak reference to the layer.
           initializer: `initializer(shape, dtype=)` gives the whole table.
           shape: `(num_rows, dim)`.
           optimizer: Trains it; its state moves to the mesh.
           name: Of the weight.
         """
-        _belong(self, home, owner)
+        _belong(self, context, owner)
         self._optimizer = optimizer
         super().__init__(initializer, shape=shape, dtype="float32",
                          autocast=False, name=name)
         for variable in optimizer.variables:
-            move_state.adopt_state(variable, home)
+            move_state.move_variable(variable, context)
         optimizer.create_slots(MeshTable(self))
 
     @property
@@ -95,7 +95,7 @@ class _Slot(MeshVariable):
     """Starts as one number everywhere, filled in on each device."""
 
     def __init__(self, table: MeshTableWeight, name: str, initial: float):
-        _belong(self, table._mesh_home, table._mesh_owner)
+        _belong(self, table._mesh_context, table._mesh_owner)
         self._slot_of = table
         super().__init__(keras.initializers.Constant(initial),
                          shape=table.shape, dtype="float32", trainable=False,
@@ -120,9 +120,9 @@ class _Slot(MeshVariable):
         self._value.assign(dtensor.pack(shards, self._value.layout))
 
 
-def _belong(variable: MeshVariable, home: MeshHome, owner: Any) -> None:
+def _belong(variable: MeshVariable, context: MeshContext, owner: Any) -> None:
     """Does what Keras' own variables get from the scope."""
-    variable._mesh_home = home
+    variable._mesh_context = context
     variable._mesh_owner = owner
     variable._mesh_is_state = False
 

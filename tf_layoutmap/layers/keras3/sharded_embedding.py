@@ -83,10 +83,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         if self.optimizer:
             refuse_servers(self.name)
         shape = (self.input_dim, self.output_dim)
-        home, owner, _ = mesh_context.home_of_new_variable()
-        self._is_on_mesh = home is not None
+        context, owner, _ = mesh_context.context_of_new_variable()
+        self._is_on_mesh = context is not None
         if self._is_on_mesh:
-            self._build_on_mesh(home, owner, shape)
+            self._build_on_mesh(context, owner, shape)
         elif self.optimizer:
             self._embeddings = TableWeight(
                 self._make_table, shape, optimizer=self.optimizer)
@@ -112,7 +112,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             last.constraint = whole_table_rules.WholeTableConstraint(
                 self.embeddings_constraint, self._make_table)
 
-    def _build_on_mesh(self, home: Any, owner: Any,
+    def _build_on_mesh(self, context: Any, owner: Any,
                        shape: tuple[int, int]) -> None:
         if self._is_cut_by_hand:
             raise ValueError(
@@ -127,10 +127,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "with an optimizer of its own; use optimizer=None. Received: "
                 f"{self.embeddings_regularizer!r} and "
                 f"{self.embeddings_constraint!r} (layer {self.name!r}).")
-        initializer = self._whole_table_initializer(home.init)
+        initializer = self._whole_table_initializer(context.init)
         if self.optimizer:
             self._embeddings = mesh_weights.MeshTableWeight(
-                home, owner, initializer, shape, optimizer=self.optimizer)
+                context, owner, initializer, shape, optimizer=self.optimizer)
         else:
             self._embeddings = self.add_weight(
                 shape, initializer, name="embeddings", autocast=False,
@@ -254,7 +254,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ShardedEmbedding":
         """Makes a layer from what `get_config` returned."""
-        if mesh_context.active_home() is not None:
+        if mesh_context.active_context() is not None:
             # The mesh cuts the table anew, however it was cut before.
             config = {**config, "num_shards": None}
         return super().from_config(config)

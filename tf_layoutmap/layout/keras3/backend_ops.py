@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import pinning, trace_context
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout
+from tf_layoutmap.layout.mesh.layouts import Mesh, axes_of_layout
 from tf_layoutmap.layout.tf_ops import einsum_axes
 from tf_layoutmap.layout.tf_ops import ops as tf_ops
 
@@ -21,14 +21,14 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
            **options: Any) -> Any:
     """`keras.ops.einsum`; in layers on a mesh, TensorFlow's own.
 
-    Keras makes most of them matrix products of reshaped operands. DTensor
-    divides the reshaped gradients otherwise than the weights, and then cannot
-    bring one to the other. And where a weight has several labels in common
-    with what it is multiplied with, that is divided as the weight is.
+    Keras computes most of them as matrix products of reshaped operands. DTensor
+    divides the reshaped gradients differently from the weights, and then
+    cannot convert one layout to the other. And where a weight has several
+    labels in common with the other operand, that is divided as the weight is.
     """
     layer = _keras_private.calling_layer()
-    home = None if layer is None else home_of(layer)
-    if home is None:
+    context = None if layer is None else context_of(layer)
+    if context is None:
         return original(subscripts, *operands, **options)
     # Any option keeps Keras from its matrix products; this is the default.
     options = {"optimize": "greedy", **options}
@@ -36,45 +36,46 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
         subscripts, [len(x.shape) for x in operands])
     divided = None
     if trace_context.traced_for_mesh() and len(operands) == 2:
-        divided = _axes_of_product(subscripts, operands, home)
+        divided = _axes_of_product(subscripts, operands, context)
     if divided is None:
         return original(subscripts, *operands, **options)
     *of_operands, of_result = divided
     pinned = [
-        x if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, home)
-        else pinning.divided(tf.convert_to_tensor(x), home.mesh, axes)
+        x if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, context)
+        else pinning.divided(tf.convert_to_tensor(x), context.mesh, axes)
         for x, axes in zip(operands, of_operands)]
     with tf.name_scope(tf_ops.DIVIDED_ALIKE):
         result = original(subscripts, *pinned, **options)
-    return pinning.divided(result, home.mesh, of_result)
+    return pinning.divided(result, context.mesh, of_result)
 
 
 def _axes_of_product(subscripts: str, operands: tuple[Any, ...],
-                     home: Any) -> tuple[Any, ...] | None:
+                     context: Any) -> tuple[Any, ...] | None:
     """Returns the axes of both operands and the result, for a weight."""
     number = int(isinstance(operands[1], MeshVariable))
     weight, other = operands[number], operands[1 - number]
     if not isinstance(weight, MeshVariable):
         return None
     size = other.shape[0] if len(other.shape) else None
-    is_cut = home.batch_dim is not None and size is not None and (
-        size % home.mesh.dim_size(home.batch_dim) == 0)
+    is_cut = context.batch_dim is not None and size is not None and (
+        size % context.mesh.dim_size(context.batch_dim) == 0)
     return einsum_axes.axes_of_product(
-        subscripts, number, _axes_in_layers(weight, home),
-        home.batch_dim if is_cut else None)
+        subscripts, number, _axes_in_layers(weight, context),
+        context.batch_dim if is_cut else None)
 
 
-def _axes_in_layers(weight: MeshVariable, home: Any) -> tuple[str | None, ...]:
+def _axes_in_layers(weight: MeshVariable,
+                    context: Any) -> tuple[str | None, ...]:
     """Returns what divides what a layer reads: see `MeshVariable.value`."""
-    return tuple(None if axis == home.batch_dim else axis
+    return tuple(None if axis == context.batch_dim else axis
                  for axis in axes_of_layout(weight.layout))
 
 
 def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
-    """`keras.ops.add`, for a mesh not as a BiasAdd of squeezed tensors.
+    """`keras.ops.add`; on a mesh never as a BiasAdd of squeezed tensors.
 
-    Keras takes a second summand for a bias that has one long dimension. In
-    another place than the last DTensor cannot divide it.
+    Keras treats a second operand with one dimension above 1 as a bias. DTensor
+    cannot divide that unless it is the last dimension.
     """
     shape = getattr(x2, "shape", ())
     if trace_context.traced_for_mesh() and len(shape) > 1 and (
@@ -85,9 +86,9 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
 
 def repeat(original: Callable[..., Any], x: Any, repeats: Any,
            axis: int | None = None) -> Any:
-    """`keras.ops.repeat`, for a mesh of whole samples.
+    """`keras.ops.repeat`; on a mesh of samples that are not divided.
 
-    DTensor does not tile what it divides: GroupQueryAttention's heads, say.
+    DTensor does not tile what it divides, as the heads of GroupQueryAttention.
     """
     mesh = trace_context.mesh_of_trace()
     if mesh is None:
@@ -97,7 +98,7 @@ def repeat(original: Callable[..., Any], x: Any, repeats: Any,
     return _by_samples(result, mesh, axis)
 
 
-def _by_samples(x: Any, mesh: Any, axis: int | None) -> Any:
+def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
     """Returns `x` divided as batches are, unless that divides `axis`."""
     batch_dim = trace_context.batch_dim_of_trace()
     is_cut = (batch_dim is not None and axis not in (None, 0, -x.shape.rank)
@@ -109,7 +110,7 @@ def _by_samples(x: Any, mesh: Any, axis: int | None) -> Any:
 
 def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
         k: Any = 0, dtype: str | None = None) -> Any:
-    """`keras.ops.eye`; for a mesh, by comparing numbers of rows and columns.
+    """`keras.ops.eye`; on a mesh, by comparing row and column numbers.
 
     DTensor has no MatrixDiagV3. `keras.ops.image.extract_patches` needs it.
     """

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.keras3 import initial_values
+from tf_layoutmap.layout.mesh.layouts import Layout
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.variable_names import LayerList, ObjectPaths
 
@@ -18,19 +19,25 @@ _active = threading.local()
 
 
 class LayoutMapWarning(UserWarning):
-    """A layout map that does less than it says."""
+    """Keys of a layout map that match no variable."""
 
 
 class Registry:
-    """Layers and waiting variables of one layout map, in all its scopes."""
+    """Layers and pending variables of one layout map, in all its scopes."""
 
     def __init__(self):
         self.lock = threading.RLock()
         self.layers = LayerList()
-        self.waiting: list[weakref.ref] = []
-        self.winners: set[str] = set()
-        self.losers: set[str] = set()
+        self.pending: list[weakref.ref] = []
+        self.matched: set[str] = set()
+        self.shadowed: set[str] = set()
         self.warned: set[str] = set()
+
+    def note(self, assigned: assignments.LayoutAssignment) -> None:
+        """Notes which keys gave a variable its layout, and which did not."""
+        if assigned.pattern is not None:
+            self.matched.add(assigned.pattern)
+        self.shadowed.update(assigned.shadowed)
 
 
 _registries: "weakref.WeakKeyDictionary[Any, Registry]" = (
@@ -38,8 +45,8 @@ _registries: "weakref.WeakKeyDictionary[Any, Registry]" = (
 _registries_lock = threading.Lock()
 
 
-class MeshHome:
-    """One use of a layout map: the map, its mesh and how weights start."""
+class MeshContext:
+    """One use of a layout map: the map, its mesh and its initialization."""
 
     def __init__(self, layout_map: Any, init: str, batch_dim: str | None):
         self.layout_map = layout_map
@@ -49,98 +56,97 @@ class MeshHome:
         with _registries_lock:
             self.registry = _registries.setdefault(layout_map, Registry())
 
-    def __deepcopy__(self, memo: dict) -> "MeshHome":
+    def __deepcopy__(self, memo: dict) -> "MeshContext":
         return self
 
     def add_layer(self, layer: Any) -> None:
-        """Makes `layer` and what it will build belong here."""
-        vars(layer)["_mesh_home"] = self
+        """Makes `layer`, and the variables it will build, belong here."""
+        vars(layer)["_mesh_context"] = self
         with self.registry.lock:
             self.registry.layers.add(layer)
 
     def add_variable(self, variable: Any) -> None:
-        """Notes that `variable` waits for its value."""
+        """Notes that `variable` has no value yet."""
         with self.registry.lock:
-            self.registry.waiting.append(weakref.ref(variable))
+            self.registry.pending.append(weakref.ref(variable))
 
-    def _waiting(self) -> list[Any]:
-        found = (ref() for ref in self.registry.waiting)
+    def _pending(self) -> list[Any]:
+        found = (ref() for ref in self.registry.pending)
         return [v for v in found if v is not None and v._value is None]
 
-    def place(self, variables: Iterable[Any]) -> list[assignments.Placement]:
-        """Returns the placements of `variables` as things stand."""
+    def assign_layouts(self, variables: Iterable[Any]) -> (
+            list[assignments.LayoutAssignment]):
+        """Returns which layout each of `variables` gets in today's models."""
         with self.registry.lock:
-            return assignments.place(
+            return assignments.assign(
                 self.layout_map, variables, ObjectPaths(self.registry.layers))
 
-    def planned_layout(self, variable: Any) -> Any:
-        """Returns the layout that a waiting variable will get."""
-        placed = self.place([variable])
-        assignments.refuse(placed)
-        return placed[0].layout
+    def planned_layout(self, variable: Any) -> Layout:
+        """Returns the layout that a pending variable will get."""
+        assigned = self.assign_layouts([variable])
+        assignments.refuse(assigned)
+        return assigned[0].layout
 
-    def realise(self, variable: Any = None) -> None:
-        """Gives values to all variables whose layer is built.
+    def initialize_pending(self, variable: Any = None) -> None:
+        """Gives values to the pending variables whose layer is built.
 
-        One walk over the models serves them all.
+        The models are searched for names once, for all of them.
 
         Args:
-          variable: One that must have its value after this, built or not.
+          variable: One that gets its value even if its layer is not built.
 
         Raises:
-          ValueError: Some layout does not fit; nothing is allocated then.
+          ValueError: Some layout does not fit. Nothing is allocated then.
         """
         registry = self.registry
         with registry.lock:
             if variable is not None and variable._value is not None:
                 return
-            waiting = self._waiting()
-            batch = [v for v in waiting if v is variable or _is_settled(v)]
+            pending = self._pending()
+            batch = [v for v in pending if v is variable or _is_settled(v)]
             if variable is not None and not any(v is variable for v in batch):
                 batch.append(variable)
-            placed = self.place(batch)
-            assignments.refuse(placed)
-            for one in placed:
+            assigned = self.assign_layouts(batch)
+            assignments.refuse(assigned)
+            for one in assigned:
                 if one.variable._value is None:
-                    self._give_value(one)
-            registry.waiting = [weakref.ref(v) for v in self._waiting()]
+                    self._initialize(one)
+            registry.pending = [weakref.ref(v) for v in self._pending()]
 
-    def _give_value(self, placed: assignments.Placement) -> None:
-        variable = placed.variable
+    def _initialize(self, assigned: assignments.LayoutAssignment) -> None:
+        variable = assigned.variable
         with tf.init_scope():
             value = initial_values.initial_value(
                 variable._initializer, tuple(variable._shape),
-                variable._dtype, placed.layout, variable._mesh_home.init)
+                variable._dtype, assigned.layout, variable._mesh_context.init)
             variable._value = initial_values.make_variable(
                 value, name=variable.name, trainable=getattr(
                     variable, "_made_trainable", variable.trainable))
         variable._initializer = None
-        if placed.pattern is not None:
-            self.registry.winners.add(placed.pattern)
-        self.registry.losers.update(placed.losers)
+        self.registry.note(assigned)
 
     def check_all_patterns_used(self) -> None:
-        """Warns of keys that no variable went by; raises in a strict map.
+        """Warns of keys that match no variable; raises in a strict map.
 
-        Silent while some layer is still to be built.
+        Does nothing while some layer is not built yet.
         """
         registry = self.registry
         with registry.lock:
             layers = list(registry.layers)
-            if not layers or self._waiting() or not all(
+            if not layers or self._pending() or not all(
                     layer.built for layer in layers if "built" in vars(layer)):
                 return
             unused = [key for key in self.layout_map
-                      if key not in registry.winners | registry.warned]
+                      if key not in registry.matched | registry.warned]
             registry.warned.update(unused)
         if not unused:
             return
         sentence = "; ".join(
             f"key {key!r} " + (
-                "matches only variables that an earlier key claims"
-                if key in registry.losers else "matches no variable")
+                "matches only variables that an earlier key matches"
+                if key in registry.shadowed else "matches no variable")
             for key in unused)
-        sentence = (f"The LayoutMap says more than it does: {sentence}. See "
+        sentence = (f"The LayoutMap has keys without effect: {sentence}. See "
                     "layout_map.explain(model) for the names of the "
                     "variables.")
         if self.layout_map.strict:
@@ -154,64 +160,64 @@ def _is_settled(variable: Any) -> bool:
     return is_state or owner is None or bool(owner.built)
 
 
-def active_home() -> MeshHome | None:
+def active_context() -> MeshContext | None:
     """Returns the innermost open scope of this thread, or None.
 
-    Outside all scopes, the home that `set_standing_home` has set.
+    Outside all scopes, the context that `set_standing_context` has set.
     """
     stack = getattr(_active, "stack", None)
     return stack[-1] if stack else getattr(_active, "standing", None)
 
 
-def set_standing_home(home: MeshHome | None) -> None:
-    """Makes what this thread creates outside all scopes belong to `home`."""
-    _active.standing = home
+def set_standing_context(context: MeshContext | None) -> None:
+    """Makes what this thread creates outside all scopes belong to `context`."""
+    _active.standing = context
 
 
 class activated:  # noqa: N801 - a context manager, named as one.
-    """While open, what Keras creates in this thread belongs to `home`."""
+    """While open, what Keras creates in this thread belongs to `context`."""
 
-    def __init__(self, home: MeshHome):
-        self._home = home
+    def __init__(self, context: MeshContext):
+        self._context = context
 
-    def __enter__(self) -> MeshHome:
+    def __enter__(self) -> MeshContext:
         if not hasattr(_active, "stack"):
             _active.stack = []
-        _active.stack.append(self._home)
-        return self._home
+        _active.stack.append(self._context)
+        return self._context
 
     def __exit__(self, *_: object) -> None:
         _active.stack.pop()
 
 
-def home_of(thing: Any) -> MeshHome | None:
-    """Returns the home of a layer, optimizer or variable, or None."""
-    return getattr(thing, "__dict__", {}).get("_mesh_home")
+def context_of(thing: Any) -> MeshContext | None:
+    """Returns the context of a layer, optimizer or variable, or None."""
+    return getattr(thing, "__dict__", {}).get("_mesh_context")
 
 
-def home_of_new_variable() -> tuple[MeshHome | None, Any, bool]:
-    """Returns home, owner and kind of a variable that is being created.
+def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
+    """Returns context, owner and kind of a variable that is being created.
 
-    The home is that of the innermost creator that has one, so that a layer
+    The context is that of the innermost creator that has one, so that a layer
     made under a scope keeps it when it is built later; else the open scope.
     """
     callers = _keras_private.name_scope_callers()
-    home = next((h for h in map(home_of, callers) if h is not None),
-                active_home())
-    if home is None:
+    context = next((h for h in map(context_of, callers) if h is not None),
+                active_context())
+    if context is None:
         return None, None, False
     owner = callers[0] if callers else None
     is_layer = isinstance(owner, keras.layers.Layer)
-    return (home, weakref.ref(owner) if is_layer else None,
+    return (context, weakref.ref(owner) if is_layer else None,
             owner is not None and not is_layer)
 
 
-def home_of_model(model: Any) -> MeshHome | None:
-    """Returns the home of a model or of the first of its variables."""
-    home = home_of(model)
-    if home is None:
+def context_of_model(model: Any) -> MeshContext | None:
+    """Returns the context of a model or of the first of its variables."""
+    context = context_of(model)
+    if context is None:
         for variable in model.variables:
-            home = home_of(variable)
-            if home is not None:
+            context = context_of(variable)
+            if context is not None:
                 break
-    return home
+    return context

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.dtensor import policies, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -21,7 +22,7 @@ dtensor = tf.experimental.dtensor
 def axis_of(variable: Any) -> str | None:
     """Returns the mesh axis that divides the rows of a table, or None.
 
-    None also where our kernels do not reach: other ranks and dtypes, and
+    None also for what our kernels do not support: other ranks and dtypes, and
     columns that are divided too.
     """
     if (not isinstance(variable, MeshVariable | dtensor.DVariable) or
@@ -86,7 +87,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
             tf.ones([1]), dtensor.Layout.replicated(table.layout.mesh, 1)))
 
 
-def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Any,
+def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Mesh,
            axis: str) -> tf.Tensor:
     """Returns rows of a tensor whose rows `axis` of `mesh` divides.
 

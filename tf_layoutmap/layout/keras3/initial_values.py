@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.mesh import (
-    checkpointed_variable,
     pinning,
     shard_shapes,
     transfer,
 )
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -47,7 +47,7 @@ class SeedArgument(keras.random.SeedGenerator):
 
 
 def initial_value(initializer: Callable[..., Any], shape: tuple[int, ...],
-                  dtype: str, layout: Any, init: str) -> Any:
+                  dtype: str, layout: Layout, init: str) -> Any:
     """Returns the first value of a variable, on the mesh of `layout`.
 
     Args:
@@ -83,7 +83,7 @@ def on_host(make: Callable[[], Any]) -> Any:
 
 
 def _filled(value: Any, shape: tuple[int, ...], dtype: str,
-            layout: Any) -> Any:
+            layout: Layout) -> Any:
     local = shard_shapes.local_shape(
         axes_of_layout(layout), shape, mesh_sizes(layout.mesh))
     components = []
@@ -94,7 +94,7 @@ def _filled(value: Any, shape: tuple[int, ...], dtype: str,
 
 
 def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
-                   layout: Any) -> Any:
+                   layout: Layout) -> Any:
     """Draws each shard on its device; None if DTensor cannot."""
     if not isinstance(initializer, _keras_private.RandomInitializer) or (
             isinstance(initializer, _keras_private.Orthogonal)):
@@ -111,7 +111,7 @@ def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
 
 
 def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
-                   layout: Any) -> Callable[..., Any]:
+                   layout: Layout) -> Callable[..., Any]:
     config = {k: v for k, v in initializer.get_config().items() if k != "seed"}
     key = (type(initializer), json.dumps(config, sort_keys=True, default=repr),
            shape, dtype, layout.to_string())
@@ -134,5 +134,5 @@ def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
 
 def make_variable(value: Any, *, name: str, trainable: bool) -> Any:
     """Returns a `dtensor.DVariable` that starts as the DTensor `value`."""
-    return checkpointed_variable.StoredVariable(
+    return StoredVariable(
         value, name=name, trainable=trainable)

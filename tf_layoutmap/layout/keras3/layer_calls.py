@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import batches, pinning, trace_context
 from tf_layoutmap.layout.plan import layer_limits
 
@@ -19,14 +19,14 @@ _inside = threading.local()
 
 def call(original: Callable[..., Any], layer: Any, *args: Any,
          **kwargs: Any) -> Any:
-    """Calls `layer`, first bringing what comes from the host to its mesh.
+    """Calls `layer`, after moving inputs from the host to its mesh.
 
     With any input from the host, the outputs are replicated, so that they
     can be read like any tensor; with inputs on the mesh they stay as they
     are.
     """
-    home = home_of(layer)
-    if home is None or _keras_private.is_abstract():
+    context = context_of(layer)
+    if context is None or _keras_private.is_abstract():
         return original(layer, *args, **kwargs)
     if not tf.executing_eagerly():
         return _traced(original, layer, args, kwargs)
@@ -38,10 +38,11 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     from_host = any(batches.is_host_value(x) for x in flat)
     _inside.call = True
     try:
-        with trace_context.default_mesh(home.mesh):
+        with trace_context.default_mesh(context.mesh):
             if from_host:
                 args, kwargs = keras.tree.map_structure(
-                    lambda x: batches.replicated(x, home.mesh), (args, kwargs))
+                    lambda x: batches.replicated(x, context.mesh),
+                    (args, kwargs))
             outputs = original(layer, *args, **kwargs)
             if from_host:
                 outputs = keras.tree.map_structure(batches.readable, outputs)
@@ -55,14 +56,14 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
     """Calls `layer` in a function; keeps some layers batch-parallel.
 
     DTensor convolves whole kernels over whole images, and unrolls time over
-    whole features. Layouts flow back from the layers behind, so what goes in
-    and what comes out is pinned.
+    whole features. Layouts propagate back from the layers that follow, so
+    inputs and outputs are pinned.
     """
     # Outside of it, the graph may be an export, which serves anywhere.
     if not isinstance(layer, layer_limits.BATCH_PARALLEL) or (
             not trace_context.traced_for_mesh()):
         return original(layer, *args, **kwargs)
-    mesh = home_of(layer).mesh
+    mesh = context_of(layer).mesh
     # TimeDistributed works with time in front, where the batch axis is lost.
     pin = (pinning.whole if isinstance(layer, keras.layers.TimeDistributed)
            else pinning.whole_samples)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 
 
@@ -17,10 +17,10 @@ def merged(original: Callable[..., Any], layer: Any) -> Any:
     the sum to the file. On a mesh it is a tensor in parts, which no file
     takes.
     """
-    home = home_of(layer)
-    if home is None:
+    context = context_of(layer)
+    if context is None:
         return original(layer)
-    with trace_context.default_mesh(home.mesh):
+    with trace_context.default_mesh(context.mesh):
         values = original(layer)
     return keras.tree.map_structure(_on_host, values)
 

@@ -1,7 +1,7 @@
 """Metrics and losses of Keras on a mesh.
 
-Their sums are a matter of DTensor. What it cannot do, or does wrong to a
-sample that is cut, is computed in another way here, to the same numbers.
+DTensor computes their sums. What it cannot compute, or computes wrongly for a
+sample that is divided, is computed differently here, with the same result.
 """
 
 from collections.abc import Callable
@@ -50,8 +50,8 @@ def one_hot(original: Callable[..., Any], x: Any, num_classes: Any,
             axis: int = -1, **kwargs: Any) -> Any:
     """`keras.ops.one_hot`, with all classes of a sample on one device.
 
-    Beside predictions whose classes are cut, DTensor would cut these too, and
-    fails at it.
+    Compared with predictions whose classes are divided, these would be divided,
+    too, which DTensor fails to do.
     """
     mesh = trace_context.mesh_of_trace()
     out = original(x, num_classes, axis=axis, **kwargs)
@@ -92,8 +92,8 @@ def scatter(original: Callable[..., Any], indices: Any, values: Any,
         tf.math.unsorted_segment_sum(values, cells, num_cells), shape)
 
 
-# DTensor has no ReverseV2 and no MatrixDiagPartV3: AUC and its kin need the
-# one, IoU and its kin the other.
+# DTensor has no ReverseV2 and no MatrixDiagPartV3: metrics like AUC need
+# the one, metrics like IoU the other.
 
 
 def flip(original: Callable[..., Any], x: Any, axis: Any = None) -> Any:

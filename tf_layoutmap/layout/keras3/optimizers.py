@@ -1,4 +1,4 @@
-"""Optimizers whose variables follow the weights onto the mesh."""
+"""Optimizers whose variables are placed on the mesh of the weights."""
 
 import contextlib
 import threading
@@ -8,9 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.layout.keras3 import embedding_rows, move_state
-from tf_layoutmap.layout.keras3.context import home_of
+from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import all_or_nothing, trace_context
+from tf_layoutmap.layout.mesh import trace_context
+from tf_layoutmap.layout.variables import all_or_nothing
 
 dtensor = tf.experimental.dtensor
 
@@ -19,16 +20,16 @@ def build(original: Callable[..., Any], optimizer: Any,
           variables: Iterable[Any]) -> Any:
     """Builds, after moving counters and learning rate to the mesh.
 
-    The slot variables come after: Keras hands them the layout of their
-    weight, and `_mesh_home` brings the rest to the mesh.
+    The slot variables are made by the original: Keras passes them the layout
+    of their weight, and `_mesh_context` places the others on the mesh.
     """
     variables = list(variables)
-    home = next((home_of(v) for v in variables
+    context = next((context_of(v) for v in variables
                  if isinstance(v, MeshVariable)), None)
-    if home is not None:
-        vars(optimizer)["_mesh_home"] = home
+    if context is not None:
+        vars(optimizer)["_mesh_context"] = context
         for variable in optimizer._variables:
-            move_state.adopt_state(variable, home)
+            move_state.move_variable(variable, context)
     return original(optimizer, variables)
 
 
@@ -37,16 +38,16 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
     """Applies gradients, eagerly under the mesh of the variables."""
     variables = (optimizer._trainable_variables if trainable_variables is None
                  else list(trainable_variables))
-    home = next((home_of(v) for v in variables
+    context = next((context_of(v) for v in variables
                  if isinstance(v, MeshVariable)), None)
-    scope = (trace_context.default_mesh(home.mesh)
-             if home is not None and tf.executing_eagerly()
+    scope = (trace_context.default_mesh(context.mesh)
+             if context is not None and tf.executing_eagerly()
              else contextlib.nullcontext())
-    if home is not None:
+    if context is not None:
         grads = [_like_its_weight(_with_static_shape(g, v), v)
                  for g, v in zip(grads, variables)]
-    mesh = None if home is None else home.mesh
-    with scope, _applying(home, variables), all_or_nothing.applying(
+    mesh = None if context is None else context.mesh
+    with scope, _applying(context, variables), all_or_nothing.applying(
             mesh, grads) as grads:
         return original(
             optimizer, grads,
@@ -57,13 +58,13 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def _applying(home: Any, variables: Iterable[Any]) -> Iterator[None]:
+def _applying(context: Any, variables: Iterable[Any]) -> Iterator[None]:
     before = getattr(_state, "now", (None, {}))
-    # Slot variables lie like their weight, and have its shape.
-    axes = {} if home is None else {
+    # Slot variables have the layout and the shape of their weight.
+    axes = {} if context is None else {
         tuple(v.shape): axis for v in variables
         if (axis := embedding_rows.axis_of(v)) is not None}
-    _state.now = home, axes
+    _state.now = context, axes
     try:
         yield
     finally:
@@ -73,12 +74,12 @@ def _applying(home: Any, variables: Iterable[Any]) -> Iterator[None]:
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     """Divides; on a mesh, rows of an update by the same rows of a slot.
 
-    Keras also looks for rows where the divisor is zero, as many as there may
-    be, and DTensor cannot cut what has no size. An update has no such rows:
-    divisors of optimizers are above zero.
+    Keras also looks for rows where the divisor is zero. Their number is known
+    at run time only, and DTensor cannot divide what has no known size. An
+    update has no such rows: divisors of optimizers are above zero.
     """
-    home, axes = getattr(_state, "now", (None, {}))
-    if (home is None or
+    context, axes = getattr(_state, "now", (None, {}))
+    if (context is None or
             not isinstance(dividend, tf.IndexedSlices) or
             len(getattr(divisor, "shape", ())) == 0):
         return original(dividend, divisor)
@@ -86,7 +87,7 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     axis = axes.get(tuple(divisor.shape))
     divisor = (tf.gather(divisor, dividend.indices) if axis is None else
                embedding_rows.gather(
-                   divisor, dividend.indices, home.mesh, axis))
+                   divisor, dividend.indices, context.mesh, axis))
     return tf.IndexedSlices(
         original(dividend.values, divisor), dividend.indices,
         dividend.dense_shape)
@@ -97,7 +98,7 @@ def adagrad_step(original: Callable[..., Any], optimizer: Any, gradient: Any,
     """One step of Adagrad; on divided rows, of the rows of the gradient.
 
     Keras takes the root of the whole accumulator and then some of its rows;
-    the rows come first here, to the same numbers.
+    here the rows are taken first, with the same result.
     """
     if not _is_rows_of_divided(variable, gradient):
         return original(optimizer, gradient, variable, learning_rate)
@@ -163,7 +164,7 @@ def _dense_for_mesh(variable: Any, value: Any) -> Any:
 def _with_static_shape(gradient: Any, variable: Any) -> Any:
     """Returns a gradient whose shape is a number and not a tensor.
 
-    DTensor cuts only what has a size when a function is compiled.
+    DTensor divides only what has a known size when a function is compiled.
     """
     if not isinstance(gradient, tf.IndexedSlices) or not _on_mesh(variable):
         return gradient
@@ -179,8 +180,8 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
 def _like_its_weight(gradient: Any, variable: Any) -> Any:
     """Returns a gradient with the layout of its weight.
 
-    Otherwise layouts flow back from the optimizer into the gradient, where
-    some operations cannot be divided as its sums ask for.
+    Otherwise layouts propagate back from the optimizer into the gradient, where
+    some operations cannot be divided as the optimizer's sums are.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
             gradient, tf.Tensor):

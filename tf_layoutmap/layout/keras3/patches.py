@@ -1,4 +1,4 @@
-"""Variables and layers of Keras that learn of the scope they are made in."""
+"""Variables and layers of Keras that belong to the scope they are made in."""
 
 import functools
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from tf_layoutmap.layout.keras3.context import (
-    active_home,
-    home_of_new_variable,
+    active_context,
+    context_of_new_variable,
 )
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
@@ -19,10 +19,10 @@ def init_variable(original: Callable[..., Any], variable: Any, *args: Any,
     # Not by `__new__`: once a class had one of its own, Python never again
     # makes its instances as before, even when it is deleted.
     if type(variable) is keras.Variable:
-        home, owner, is_state = home_of_new_variable()
-        if home is not None:
+        context, owner, is_state = context_of_new_variable()
+        if context is not None:
             variable.__class__ = MeshVariable
-            variable._mesh_home = home
+            variable._mesh_context = context
             variable._mesh_owner = owner
             variable._mesh_is_state = is_state
             variable.__init__(*args, **kwargs)
@@ -43,7 +43,7 @@ def new_layer(original: Callable[..., Any], cls: type, *args: Any,
               **kwargs: Any) -> Any:
     """Makes a layer that belongs to the open scope."""
     layer = original(cls, *args, **kwargs)
-    home = active_home()
-    if home is not None:
-        home.add_layer(layer)
+    context = active_context()
+    if context is not None:
+        context.add_layer(layer)
     return layer

@@ -1,4 +1,4 @@
-"""Random numbers of a step on a mesh, which are those without one.
+"""Random numbers of a step on a mesh: the same as without one.
 
 DTensor gives each part of a divided random tensor a seed of its own, so the
 draw would change with the mesh. Here every device draws the whole of it from

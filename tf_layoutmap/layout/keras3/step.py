@@ -1,9 +1,4 @@
-"""The step behind `fit`, `evaluate` and `predict` of a model on a mesh.
-
-Keras keeps its loop, callbacks and logs. Only the function of one step is
-ours: it takes a batch from the host, cuts it along the batch axis of the
-mesh, runs the model's own `train_step` there, and brings the logs back.
-"""
+"""The step behind `fit`, `evaluate` and `predict` of Keras 3 on a mesh."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,107 +9,41 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.keras3 import move_state
 from tf_layoutmap.layout.keras3.context import (
-    MeshHome,
     activated,
-    active_home,
-    home_of_model,
+    active_context,
+    context_of_model,
 )
-from tf_layoutmap.layout.mesh import (
-    all_or_nothing,
-    batches,
-    error_messages,
-    step_errors,
-    trace_context,
-)
-from tf_layoutmap.layout.processes import checks as process_checks
-
-dtensor = tf.experimental.dtensor
+from tf_layoutmap.layout.mesh import batches, trace_context
+from tf_layoutmap.layout.step import step_functions
+from tf_layoutmap.layout.step.mesh_step import MeshStep
 
 
-def make_train_function(original: Callable[..., Any], model: Any,
-                        force: bool = False) -> Any:
-    """Sets `model.train_function`, for a model on a mesh to our step."""
-    home = home_of_model(model)
-    if home is None:
-        if model.train_function is None or force:
-            _check_no_home_is_open(model, "train")
-        return original(model, force)
-    if model.train_function is None or force:
-        model.train_function = _iterator_function(
-            model, home, model.train_step)
-    return model.train_function
+class _Step(MeshStep):
+    """One step of a Keras 3 model on its mesh."""
+
+    def map_structure(self, function: Callable[[Any], Any],
+                      structure: Any) -> Any:
+        return keras.tree.map_structure(function, structure)
+
+    def __call__(self, batch: Any) -> Any:
+        return super().__call__(self.map_structure(_without_optional, batch))
+
+    def prepare(self, batch: Any) -> None:
+        with activated(self.context):
+            if self.kind == "predict":
+                _build_for_predict(self.model, batch)
+            else:
+                _build_for_training(self.model, batch, self.model_step)
+            self.context.initialize_pending()
+        move_state.move_model_state(self.model, self.context)
+        self.context.check_all_patterns_used()
 
 
-def make_test_function(original: Callable[..., Any], model: Any,
-                       force: bool = False) -> Any:
-    """Sets `model.test_function`, for a model on a mesh to our step."""
-    home = home_of_model(model)
-    if home is None:
-        if model.test_function is None or force:
-            _check_no_home_is_open(model, "test")
-        return original(model, force)
-    if model.test_function is None or force:
-        model.test_function = _iterator_function(model, home, model.test_step)
-    return model.test_function
-
-
-def make_predict_function(original: Callable[..., Any], model: Any,
-                          force: bool = False) -> Any:
-    """Sets `model.predict_function`, for a model on a mesh to our step."""
-    home = home_of_model(model)
-    if home is None:
-        if not model.built:
-            _check_no_home_is_open(model, "predict")
-        return original(model, force)
-    if model.predict_function is None or force:
-        step = _MeshStep(model, home, model.predict_step, _build_for_predict)
-
-        def predict_function(batches: Iterable[Any]) -> Any:
-            outputs = [step(step.checks.agreed(batch)) for batch in batches]
-            if len(outputs) == 1:
-                return outputs[0]
-            return keras.tree.map_structure(
-                lambda *parts: tf.concat(parts, axis=0), *outputs)
-
-        model.predict_function = predict_function
-    return model.predict_function
-
-
-def _check_no_home_is_open(model: Any, verb: str) -> None:
-    """Refuses a model from before the scope, whose step would mix both.
-
-    What Keras makes on the way, slot variables and metrics, would lie on a
-    mesh that the weights are not on.
-    """
-    home = active_home()
-    if home is not None:
-        raise RuntimeError(
-            f"Model {model.name!r} was made before set_distribution or the "
-            "scope that is in force now, so its weights are on no mesh and "
-            f"it cannot {verb} on {home.mesh.dim_names} of size "
-            f"{home.mesh.shape()}. Make it after set_distribution (or inside "
-            "the scope); or, to go on without a mesh, compile and use it "
-            "after set_distribution(None) (or outside the scope).")
-
-
-def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
-    """Returns the results of all metrics, as host tensors."""
-    home = home_of_model(model)
-    if home is None or not tf.executing_eagerly():
-        return original(model)
-    with trace_context.default_mesh(home.mesh):
-        results = original(model)
-    return keras.tree.map_structure(batches.to_host_tensor, results)
-
-
-def _iterator_function(model: Any, home: MeshHome,
-                       step_function: Callable[..., Any]) -> (
-        Callable[..., Any]):
-    step = _MeshStep(model, home, step_function, _build_for_training)
-
+def _over_iterator(step: _Step) -> Callable[[Any], Any]:
+    """Returns a function that takes the batches of one call from `fit`."""
     def function(iterator: Any) -> Any:
         logs = None
-        for _ in range(model.steps_per_execution):
+        for _ in range(step.model.steps_per_execution):
             try:
                 batch = step.checks.next_batch(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -127,64 +56,57 @@ def _iterator_function(model: Any, home: MeshHome,
     return function
 
 
-class _MeshStep:
-    """One step of a model on its mesh, from host batch to host results."""
+def _over_batches(step: _Step) -> Callable[[Iterable[Any]], Any]:
+    """Returns a function that predicts some batches."""
+    def function(several: Iterable[Any]) -> Any:
+        outputs = [step(step.checks.agreed(batch)) for batch in several]
+        if len(outputs) == 1:
+            return outputs[0]
+        return keras.tree.map_structure(
+            lambda *parts: tf.concat(parts, axis=0), *outputs)
 
-    def __init__(self, model: Any, home: MeshHome,
-                 step_function: Callable[..., Any],
-                 build: Callable[[Any, Any, Callable[..., Any]], None]):
-        self._model = model
-        self._home = home
-        self._step_function = step_function
-        self._build = build
-        self._verb = step_function.__name__.removesuffix("_step")
-        self.checks = process_checks.ProcessChecks(
-            model, home.mesh, home.batch_dim, self._verb)
-        self._ready = False
-        # Shapes are kept: DTensor needs to know them, so the last, smaller
-        # batch has a trace of its own.
-        whole = self._whole_step if self._verb == "train" else step_function
-        self._run = step_function if model.run_eagerly else tf.function(
-            whole, autograph=False)
+    return function
 
-    def __call__(self, batch: Any) -> Any:
-        batch = keras.tree.map_structure(_without_optional, batch)
-        if not self._ready:
-            # Before the trace, on the mesh: a variable that a trace creates
-            # would start anew with every trace.
-            with activated(self._home):
-                self._build(self._model, batch, self._step_function)
-                self._home.realise()
-            move_state.adopt_model_state(self._model, self._home)
-            self._home.check_all_patterns_used()
-            self._ready = True
-        self.checks.compare_model()
-        batch = keras.tree.map_structure(
-            lambda x: batches.to_batch(
-                x, self._home.mesh, self._home.batch_dim),
-            batch)
-        with self.checks.running(), step_errors.errors_once(self._home.mesh):
-            with trace_context.default_mesh(
-                    self._home.mesh, self._home.batch_dim), (
-                        error_messages.explained(
-                            self._model, self._verb,
-                            lambda: self._graph(batch))):
-                outputs = self._run(batch)
-            # Errors of a step arrive with what is read of it.
-            return keras.tree.map_structure(batches.to_host_tensor, outputs)
 
-    def _whole_step(self, batch: Any) -> Any:
-        with all_or_nothing.whole_step(self._home.mesh):
-            return self._step_function(batch)
+def _check_no_context_is_open(model: Any, kind: str, is_new: bool) -> None:
+    """Refuses a model made before the scope, whose step would mix both.
 
-    def _graph(self, batch: Any) -> Any:
-        """Returns the graph that ran for `batch`, or None without one."""
-        if self._model.run_eagerly:
-            return None
-        try:
-            return self._run.get_concrete_function(batch).graph
-        except Exception:  # The trace itself failed, which is told already.
-            return None
+    The slot variables and metrics that Keras makes for it would be placed on a
+    mesh that the weights are not on.
+    """
+    context = active_context()
+    makes_variables = not model.built if kind == "predict" else is_new
+    if context is not None and makes_variables:
+        raise RuntimeError(
+            f"Model {model.name!r} was made before set_distribution or the "
+            "scope that is in force now, so its weights are on no mesh and "
+            f"it cannot {kind} on {context.mesh.dim_names} of size "
+            f"{context.mesh.shape()}. Make it after set_distribution (or "
+            "inside the scope); or, to go on without a mesh, compile and use "
+            "it after set_distribution(None) (or outside the scope).")
+
+
+make_train_function, make_test_function = (
+    step_functions.maker(
+        kind, context_of_model,
+        lambda model, context, kind=kind: _over_iterator(
+            _Step(model, context, kind)),
+        _check_no_context_is_open)
+    for kind in ("train", "test"))
+make_predict_function = step_functions.maker(
+    "predict", context_of_model,
+    lambda model, context: _over_batches(_Step(model, context, "predict")),
+    _check_no_context_is_open)
+
+
+def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
+    """Returns the results of all metrics, as host tensors."""
+    context = context_of_model(model)
+    if context is None or not tf.executing_eagerly():
+        return original(model)
+    with trace_context.default_mesh(context.mesh):
+        results = original(model)
+    return keras.tree.map_structure(batches.to_host_tensor, results)
 
 
 def _build_for_training(model: Any, batch: Any,
@@ -206,9 +128,7 @@ def _is_of_keras(step: Callable[..., Any]) -> bool:
     return getattr(step, "__func__", None) is getattr(keras.Model, name, step)
 
 
-def _build_for_predict(model: Any, batch: Any,
-                       step: Callable[..., Any]) -> None:
-    del step
+def _build_for_predict(model: Any, batch: Any) -> None:
     if all(layer.built for layer in model._flatten_layers()):
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -221,7 +141,3 @@ def _build_for_predict(model: Any, batch: Any,
 
 def _without_optional(x: Any) -> Any:
     return None if isinstance(x, tf.experimental.Optional) else x
-
-
-
-

@@ -1,7 +1,7 @@
 """A Keras variable whose value is a DVariable, made when it is first needed.
 
-Until then it holds its initializer alone: where it belongs is known only when
-its layer has a place in a model.
+Until then it only holds its initializer: its layout depends on its name, which
+is known when its layer is part of a model.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -34,7 +35,7 @@ class MeshVariable(keras.Variable):
             initializer = _Constant(value)
         super().__init__(initializer, shape, dtype, *args, **kwargs)
         # Gradient tapes watch what was trainable when it was made. Its layer
-        # may be frozen when the value comes, and not for ever.
+        # may be frozen when the value is made, and be trained later.
         self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
@@ -46,23 +47,23 @@ class MeshVariable(keras.Variable):
     def _initialize_with_initializer(
             self, initializer: Callable[..., Any]) -> None:
         self._value, self._initializer = None, initializer
-        self._mesh_home.add_variable(self)
+        self._mesh_context.add_variable(self)
 
     def _deferred_initialize(self) -> None:
-        # Keras comes here for what was built while it traced shapes. Our
-        # turn comes later: at the end of the scope, or at the first read.
-        self._mesh_home.add_variable(self)
+        # Keras calls this for what was built while it traced shapes. The
+        # value is made later: at the end of the scope, or at the first read.
+        self._mesh_context.add_variable(self)
 
     @property
     def value(self) -> Any:
-        """The DVariable; made here if this is the first need of it.
+        """The DVariable; made here if it is not initialized yet.
 
         In the call of a layer, a tensor where the axis that cuts batches
         divides it: gathered along that one, for samples to stay divided.
         """
-        self._realise()
+        self._initialize_if_pending()
         value = super().value
-        axis = self._mesh_home.batch_dim
+        axis = self._mesh_context.batch_dim
         if (self._value is None or axis is None or
                 axis not in self._value.layout.sharding_specs or
                 not trace_context.traced_for_mesh() or
@@ -80,28 +81,28 @@ class MeshVariable(keras.Variable):
         """The DVariable also in the call of a layer."""
         return self._concrete_value()
 
-    def _realise(self) -> None:
+    def _initialize_if_pending(self) -> None:
         if self._value is None and not _keras_private.is_abstract():
-            self._mesh_home.realise(self)
+            self._mesh_context.initialize_pending(self)
 
     @property
-    def layout(self) -> Any:
+    def layout(self) -> Layout:
         """The `dtensor.Layout` of the value."""
         if self._value is not None:
             return self._value.layout
-        return self._mesh_home.planned_layout(self)
+        return self._mesh_context.planned_layout(self)
 
     # Keras hands `_layout` of a weight to its slot variables.
     @property
-    def _layout(self) -> Any:
+    def _layout(self) -> Layout:
         return self.layout
 
     @_layout.setter
-    def _layout(self, layout: Any) -> None:
+    def _layout(self, layout: Layout) -> None:
         self._given_layout = layout
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self) -> Mesh:
         """The `dtensor.Mesh` the value is on."""
         return self.layout.mesh
 
@@ -145,7 +146,7 @@ class MeshVariable(keras.Variable):
                            else self.value - value)
 
     def _to_own_layout(self, value: Any) -> Any:
-        """Returns an eager value on the mesh, as this variable lies."""
+        """Returns an eager value on the mesh, with this variable's layout."""
         if isinstance(value, keras.Variable | tf.Variable):
             value = tf.convert_to_tensor(value)
         layout = self.layout
@@ -164,16 +165,16 @@ class MeshVariable(keras.Variable):
         if tf.executing_eagerly():
             value = self._to_own_layout(value)
         elif (tf.is_symbolic_tensor(value) and trace_context.traced_for_mesh()
-              and self._mesh_home.batch_dim in target.layout.sharding_specs):
+              and self._mesh_context.batch_dim in target.layout.sharding_specs):
             # It was gathered when it was read.
             value = dtensor.relayout(value, target.layout)
         target.assign(tf.cast(value, target.dtype))
 
     def _concrete_value(self) -> Any:
-        self._realise()
+        self._initialize_if_pending()
         return self._value
 
-    # In place of Keras' pair of methods, which know no slices.
+    # Instead of Keras' two methods, which know no slices.
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
         return self.divided_value._gather_saveables_for_checkpoint()
 

@@ -1,1 +1,1 @@
-"""Tensors on a DTensor mesh: layouts, transfer, variables. Knows no Keras."""
+"""Tensors on a DTensor mesh: layouts, transfer, batches. Knows no Keras."""

@@ -6,11 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning, transfer
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 
 dtensor = tf.experimental.dtensor
 
 
-def layout_of_batch(shape: Any, mesh: Any, batch_dim: str | None) -> Any:
+def layout_of_batch(shape: Any, mesh: Mesh, batch_dim: str | None) -> Layout:
     """Returns the layout of a tensor of a batch on `mesh`.
 
     Cut along `batch_dim`; replicated if its first dimension does not divide,
@@ -23,7 +24,7 @@ def layout_of_batch(shape: Any, mesh: Any, batch_dim: str | None) -> Any:
     return dtensor.Layout.replicated(mesh, rank)
 
 
-def to_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
+def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     """Returns one tensor of a batch on `mesh`, cut along `batch_dim`.
 
     Replicated if its first dimension does not divide, or without a
@@ -61,7 +62,7 @@ def is_host_value(x: Any) -> bool:
         isinstance(x, tf.Tensor) and not pinning.on_mesh(x))
 
 
-def replicated(x: Any, mesh: Any) -> Any:
+def replicated(x: Any, mesh: Mesh) -> Any:
     """Returns a host value as a tensor on `mesh`, whole everywhere."""
     if not is_host_value(x):
         return x

@@ -1,4 +1,4 @@
-"""`dtensor.DTensorDataset`: every batch once, and a mesh that outlives data.
+"""`dtensor.DTensorDataset`: every batch once, and a mesh that works afterwards.
 
 Two things are wrong with it in TensorFlow 2.21, on the CPU at least.
 
@@ -37,11 +37,11 @@ def get_next(original: Callable[[Any], Any], iterator: Any) -> Any:
 
     Raises:
       StopIteration: There is no further batch.
-      RuntimeError: The same, when nobody could know before.
+      RuntimeError: The same, where the number of batches was not known.
     """
     left = getattr(iterator, "_num_batches_left", None)
     if left is None or not tf.executing_eagerly():
-        # A function asks for as many as it likes.
+        # A function may take any number of batches.
         iterator._num_batches_left = None
         return original(iterator)
     if left == 0:

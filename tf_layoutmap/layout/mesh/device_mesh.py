@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -62,8 +63,8 @@ class DeviceMesh:
 
         Raises:
           TypeError: A size is no integer or a name no string.
-          ValueError: Nothing along some axis, names that repeat or do not
-            suit the shape, or another number of devices than the grid has.
+          ValueError: A size below 1, names that repeat or whose number is not
+            that of the axes, or another number of devices than the grid has.
         """
         shape = tuple(_checks.check_int("shape", size, lowest=1)
                       for size in shape)
@@ -110,11 +111,11 @@ class DeviceMesh:
         return self._devices
 
     @property
-    def backend_mesh(self) -> Any:
+    def backend_mesh(self) -> Mesh:
         """The `dtensor.Mesh`, by keras.distribution's name."""
         return self.to_dtensor()
 
-    def to_dtensor(self) -> Any:
+    def to_dtensor(self) -> Mesh:
         """Returns the `tf.experimental.dtensor.Mesh` of these devices."""
         if self._dtensor is None:
             dims = list(zip(self._axis_names, self._shape))
@@ -131,7 +132,7 @@ class DeviceMesh:
                 f"axis_names={self._axis_names})")
 
 
-def to_dtensor_mesh(mesh: Any) -> Any:
+def to_dtensor_mesh(mesh: Any) -> Mesh:
     """Returns a DeviceMesh of ours or of Keras, or a Mesh, as a Mesh.
 
     Raises:

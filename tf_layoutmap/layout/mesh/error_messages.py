@@ -1,4 +1,4 @@
-"""TensorFlow's word that DTensor cannot do an op, as a sentence for users."""
+"""TensorFlow's errors about ops that DTensor lacks, as messages for users."""
 
 import re
 import textwrap
@@ -28,7 +28,7 @@ _REMEDIES = {
     "ReverseV2": "tf.reverse needs it: use keras.ops.flip, which works on a "
                  "mesh, or tlm.dtensor.enable_missing_ops().",
     "EmptyTensorList": "The gradient of a loop needs it whose number of steps "
-                       "depends on values: let a number of Python's say it.",
+                       "depends on values: make it a Python int.",
     "DepthwiseConv2dNativeBackpropFilter":
         "Depthwise and separable convolutions need it: use Conv layers, or "
         "tlm.dtensor.enable_missing_ops().",
@@ -57,8 +57,8 @@ _REMEDIES = {
         "ImageProjectiveTransformV3":
             "A random rotation, zoom, shear or translation"}.items()},
     "TensorListReserve": "The gradient of a loop needs it whose number of "
-                         "steps depends on values: let a number of Python's "
-                         "say it.",
+                         "steps depends on values: make it "
+                         "a Python int.",
 }
 
 
@@ -67,19 +67,19 @@ class UnsupportedByDTensorError(NotImplementedError):
 
 
 @contextmanager
-def explained(model: Any, verb: str,
+def explained(model: Any, kind: str,
               graph: Callable[[], Any] = lambda: None) -> Iterator[None]:
     """Raises TensorFlow's errors about missing ops as one that explains.
 
     Args:
       model: Whose step runs.
-      verb: What it does: `"train"`, `"test"` or `"predict"`.
+      kind: What it does: `"train"`, `"test"` or `"predict"`.
       graph: Gives the graph of the step, or None; asked after an error only.
     """
     try:
         yield
     except tf.errors.OpError as error:
-        sentence = _sentence(str(error), model, verb, graph)
+        sentence = _sentence(str(error), model, kind, graph)
         if sentence is None:
             raise
         raise UnsupportedByDTensorError(sentence) from error
@@ -103,7 +103,7 @@ def _where(op: str, model: Any, graph: Any) -> str:
     return ""
 
 
-def _sentence(error: str, model: Any, verb: str,
+def _sentence(error: str, model: Any, kind: str,
               graph: Callable[[], Any]) -> str | None:
     lacking = _LACKS.search(error)
     if lacking is not None:
@@ -112,7 +112,7 @@ def _sentence(error: str, model: Any, verb: str,
             op, "Replace the layer, loss or metric that uses it.")
         return (f"DTensor has no {op} operation on a mesh; model "
                 f"{model.name!r} needs one{_where(op, model, graph())} to "
-                f"{verb}. {remedy}")
+                f"{kind}. {remedy}")
     if _COMPILER not in error:
         return None
     stopped_at = _STOPPED_AT.search(error)
@@ -123,7 +123,7 @@ def _sentence(error: str, model: Any, verb: str,
         error.partition("\n")[0])
     return (
         f"DTensor cannot divide {op} as the layouts of model {model.name!r} "
-        f"ask for; it needs one to {verb} ({textwrap.shorten(finding, 160)}). "
+        f"ask for; it needs one to {kind} ({textwrap.shorten(finding, 160)}). "
         "Leave the "
         "dimension that the operation works along unsharded in the layout of "
         "the layer before it, or, in a layer, loss or metric of your own, "

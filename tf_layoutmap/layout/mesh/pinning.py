@@ -1,7 +1,8 @@
-"""Keeping samples whole where DTensor would cut them.
+"""Keeping samples whole where DTensor would divide them.
 
-Layouts flow backwards from whoever uses a result, and some operations give
-errors, or another shape, on a sample that is cut. What they get is pinned.
+DTensor propagates layouts backwards from the users of a result, and some
+operations fail, or give another shape, on a sample that is divided. So the
+layout of their inputs is pinned.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,18 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.layout.mesh.layouts import Mesh
+
 dtensor = tf.experimental.dtensor
 
-# What the name of DTensor's device has in it. `dtensor.device_name()` tells the
-# whole, and makes that device where there is none.
+# Part of the name of DTensor's device. `dtensor.device_name()` returns all of
+# it, but makes that device where there is none.
 DEVICE = "CUSTOM"
 
-# What Keras hangs on tensors: the mask that goes with them, and the logits
-# that they were a softmax or sigmoid of, which losses prefer.
+# Attributes that Keras sets on tensors: their mask, and the logits that they
+# are a softmax or sigmoid of, which losses prefer.
 _NOTES = ("_keras_mask", "_keras_logits")
 
 
-def whole_samples(x: Any, mesh: Any) -> Any:
+def whole_samples(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with its first dimension as it is, the others whole.
 
     Args:
@@ -31,12 +34,12 @@ def whole_samples(x: Any, mesh: Any) -> Any:
     return _pinned(x, mesh, lambda _: dtensor.MATCH)
 
 
-def whole(x: Any, mesh: Any) -> Any:
+def whole(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` replicated; see `whole_samples`."""
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
-def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
+def divided(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     """Returns `x` divided by `axes`, and divides its gradient so.
 
     All of them, the first too: were that to stay as it is, the same axis might
@@ -55,7 +58,7 @@ def divided(x: Any, mesh: Any, axes: Sequence[str | None]) -> Any:
     return pinned(x)
 
 
-def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
+def like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
     """Returns `x` cut along `batch_dim`, as `fit` cuts what it feeds."""
     return _pinned(x, mesh, lambda size: (
         batch_dim if batch_dim is not None and size is not None and
@@ -64,7 +67,7 @@ def like_a_batch(x: Any, mesh: Any, batch_dim: str | None) -> Any:
 
 def on_mesh(value: Any) -> bool:
     """Whether `value` is an eager tensor on a mesh."""
-    # The name first: all eager slices and concatenations come by here.
+    # The name first, which is fast: every eager slice is asked this.
     return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
             DEVICE in (getattr(value, "device", None) or "") and
             dtensor.is_dtensor(value))
@@ -75,7 +78,8 @@ def _can_be_pinned(x: Any) -> bool:
     return tf.is_symbolic_tensor(x) or (tf.executing_eagerly() and on_mesh(x))
 
 
-def _pinned(x: Any, mesh: Any, first: Callable[[int | None], str]) -> Any:
+def _pinned(x: Any, mesh: Mesh | None,
+            first: Callable[[int | None], str]) -> Any:
     if not _can_be_pinned(x) or not x.shape.rank:
         return x
     pinned = _relayout(
@@ -88,7 +92,7 @@ def _pinned(x: Any, mesh: Any, first: Callable[[int | None], str]) -> Any:
     return pinned
 
 
-def _relayout(x: Any, axes: Sequence[str], mesh: Any) -> Any:
+def _relayout(x: Any, axes: Sequence[str], mesh: Mesh | None) -> Any:
     if not tf.is_symbolic_tensor(x):
         now = dtensor.fetch_layout(x)
         mesh, axes = now.mesh, [

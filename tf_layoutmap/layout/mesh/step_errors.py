@@ -1,12 +1,12 @@
-"""Errors of a step on a mesh: raised once, and then no more.
+"""Errors of a step on a mesh: raised once, and not again.
 
 By default an operation on a mesh fails on the queue of a device, and the
-program hears of it when it reads a result. The queue keeps the error for the
-operation that comes next, which has done nothing wrong; a copy to the mesh
-even makes it stay for good, and where several devices have one in store,
-TensorFlow frees memory twice and the process ends. So operations on a mesh
-return when all devices are done, with the cause if there is an error; what
-follows below is for programs that used DTensor before us.
+program sees the error when it reads a result. The queue also raises it in the
+next operation, which did nothing wrong; after a copy to the mesh it is raised
+forever, and where several devices hold one, TensorFlow frees memory twice and
+the process ends. So operations on a mesh return when all devices are done, and
+raise the cause if there is an error. `queued_error` is for programs that used
+DTensor before this package.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
+
 dtensor = tf.experimental.dtensor
 
 _lock = threading.Lock()
@@ -26,7 +28,7 @@ _complete: set[str] = set()
 
 
 @contextlib.contextmanager
-def errors_once(mesh: Any) -> Iterator[None]:
+def errors_once(mesh: Mesh) -> Iterator[None]:
     """Raises the error of an operation on a mesh here, and nowhere else."""
     try:
         yield
@@ -39,8 +41,8 @@ def errors_once(mesh: Any) -> Iterator[None]:
         raise
 
 
-def queued_error(mesh: Any) -> tf.errors.OpError | None:
-    """Takes the errors that devices of `mesh` have in store.
+def queued_error(mesh: Mesh) -> tf.errors.OpError | None:
+    """Removes the errors that devices of `mesh` hold, and returns one.
 
     Returns:
       One of them, a cause first; None without any.
@@ -57,7 +59,7 @@ def queued_error(mesh: Any) -> tf.errors.OpError | None:
     return found
 
 
-def _probe_of(mesh: Any) -> Any:
+def _probe_of(mesh: Mesh) -> Any:
     """Returns a tensor on `mesh` to find errors with, 0.1 ms a time."""
     key = mesh.to_string()
     with _lock:
@@ -68,14 +70,14 @@ def _probe_of(mesh: Any) -> Any:
         return _probes[key]
 
 
-def complete_groups(mesh: Any) -> None:
-    """Lets all groups of devices that reduce on `mesh` find together, once.
+def complete_groups(mesh: Mesh) -> None:
+    """Lets all groups of devices that reduce on `mesh` connect, once.
 
     An error of a step in which a group meets for the first time ends all
     collective operations of the process, for good. Later ones do not.
     """
     key = mesh.to_string()
-    # Several processes would have to come here together.
+    # Several processes would have to do this at the same time.
     if key in _complete or mesh.num_local_devices() < mesh.size or (
             mesh.size == 1 or not tf.executing_eagerly()):
         return
@@ -103,7 +105,7 @@ def reset_device(original: Callable[..., None], is_async: bool) -> None:
     original(is_async=False)
 
 
-def copy_to_mesh(original: Callable[..., Any], tensor: Any, layout: Any,
+def copy_to_mesh(original: Callable[..., Any], tensor: Any, layout: Layout,
                  *args: Any, **kwargs: Any) -> Any:
     """`dtensor.copy_to_mesh`, which an earlier error does not stop."""
     if tf.executing_eagerly():

@@ -1,4 +1,4 @@
-"""How a tensor lies on a mesh, in the terms of keras.distribution."""
+"""The layout of a tensor on a mesh, in the terms of keras.distribution."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
 from tf_layoutmap.layout.mesh import shard_shapes
-from tf_layoutmap.layout.mesh.layouts import mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -75,11 +75,11 @@ class TensorLayout:
         self._device_mesh = device_mesh
 
     @property
-    def backend_layout(self) -> Any:
+    def backend_layout(self) -> Layout:
         """The `dtensor.Layout`, by keras.distribution's name."""
         return self.to_dtensor()
 
-    def to_dtensor(self) -> Any:
+    def to_dtensor(self) -> Layout:
         """Returns the `tf.experimental.dtensor.Layout`.
 
         Raises:

@@ -3,13 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout.mesh import pinning, step_errors
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -17,12 +17,12 @@ _scopes = threading.local()
 
 
 @contextlib.contextmanager
-def default_mesh(mesh: Any, batch_dim: str | None = None) -> Iterator[None]:
+def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     """`dtensor.default_mesh(mesh)`, as layers of ours want it.
 
-    It ends when there is an error, where TensorFlow's stays set for all that
-    comes after. And what is traced in it is for DTensor, so that layers may
-    pin layouts: use it around the step of a custom loop.
+    It is reset after an error, where TensorFlow's stays set. And what is traced
+    in it is known to be for DTensor, so that layers may pin layouts: use it
+    around the step of a custom loop.
 
     ```python
     with tlm.layout.default_mesh(mesh):
@@ -56,12 +56,12 @@ def traced_for_mesh() -> bool:
     return mesh_of_trace() is not None
 
 
-def mesh_of_trace() -> Any:
+def mesh_of_trace() -> Mesh | None:
     """Returns the mesh of the innermost `default_mesh` here, or None."""
     return _now()[0]
 
 
-def mesh_of_operation() -> Any:
+def mesh_of_operation() -> Mesh | None:
     """Returns the mesh that an operation is traced for now, or None.
 
     That is so inside of TensorFlow's own `default_mesh`, too. What `tf.data`
@@ -79,7 +79,7 @@ def batch_dim_of_trace() -> str | None:
     return _now()[1]
 
 
-def _now() -> tuple[Any, str | None]:
+def _now() -> tuple[Mesh | None, str | None]:
     return getattr(_scopes, "now", (None, None))
 
 

@@ -3,27 +3,75 @@
 No device ever holds more than its own shard on the way.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout.mesh import shard_shapes, step_errors
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.mesh.pinning import on_mesh
 
 dtensor = tf.experimental.dtensor
 
 
-def slices_of_devices(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
+def slices_of_devices(shape: Any, layout: Layout) -> list[tuple[slice, ...]]:
     """Returns what each local device holds of a tensor of `shape`."""
     axes, sizes = axes_of_layout(layout), mesh_sizes(layout.mesh)
     return [shard_shapes.shard_slices(axes, shape, sizes, location)
             for location in layout.mesh.local_device_locations()]
 
 
-def to_mesh(value: Any, layout: Any) -> Any:
+class Shard(NamedTuple):
+    """One part of a tensor, and which local devices hold it.
+
+    Attributes:
+      slices: Where the part is, one slice for each dimension.
+      devices: Positions in `mesh.local_devices()`, ascending.
+    """
+
+    slices: tuple[slice, ...]
+    devices: list[int]
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """The start and end in each dimension."""
+        return tuple((s.start, s.stop) for s in self.slices)
+
+
+def unique_shards(shape: Any, layout: Layout) -> list[Shard]:
+    """Returns the parts that local devices hold, each of them once.
+
+    Args:
+      shape: Of the whole tensor; `layout` fits it.
+      layout: `dtensor.Layout`. Its replicas hold the same part.
+
+    Returns:
+      In the order of the first device of each.
+    """
+    found: dict[tuple, Shard] = {}
+    for device, slices in enumerate(slices_of_devices(shape, layout)):
+        shard = Shard(slices, [])
+        found.setdefault(shard.bounds, shard).devices.append(device)
+    return list(found.values())
+
+
+def packed(shards: list[Shard], parts: Iterable[Any], layout: Layout) -> Any:
+    """Returns the tensor on a mesh that has these parts.
+
+    Args:
+      shards: From `unique_shards`.
+      parts: The value of each shard.
+      layout: `dtensor.Layout` of the result.
+    """
+    part_of = {device: part for shard, part in zip(shards, parts)
+               for device in shard.devices}
+    return dtensor.pack([part_of[i] for i in range(len(part_of))], layout)
+
+
+def to_mesh(value: Any, layout: Layout) -> Any:
     """Returns a value as a tensor on a mesh, with a layout.
 
     Args:
@@ -45,17 +93,12 @@ def to_mesh(value: Any, layout: Any) -> Any:
         value = to_host(value)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
     check_fits(layout, tensor.shape)
-    parts: dict[tuple, Any] = {}
-    components = []
-    for slices in slices_of_devices(tensor.shape, layout):
-        key = tuple((s.start, s.stop) for s in slices)
-        if key not in parts:
-            parts[key] = _part(tensor, slices)
-        components.append(parts[key])
-    return dtensor.pack(components, layout)
+    shards = unique_shards(tensor.shape, layout)
+    return packed(
+        shards, (_part(tensor, shard.slices) for shard in shards), layout)
 
 
-def check_fits(layout: Any, shape: Any) -> None:
+def check_fits(layout: Layout, shape: Any) -> None:
     """Raises a ValueError if no tensor of `shape` can have `layout`."""
     axes, shape = axes_of_layout(layout), tuple(shape)
     problems = shard_shapes.fit_problems(axes, shape, mesh_sizes(layout.mesh))
@@ -87,7 +130,7 @@ def to_host(tensor: Any) -> np.ndarray:
         return _to_host(tensor, layout)
 
 
-def _to_host(tensor: Any, layout: Any) -> np.ndarray:
+def _to_host(tensor: Any, layout: Layout) -> np.ndarray:
     mesh = layout.mesh
     if layout.is_fully_replicated():
         return _array(dtensor.unpack(tensor)[0])
@@ -97,12 +140,8 @@ def _to_host(tensor: Any, layout: Any) -> np.ndarray:
         return _array(dtensor.unpack(whole)[0])
     parts = dtensor.unpack(tensor)
     out = np.empty(tensor.shape, tensor.dtype.as_numpy_dtype)
-    filled = set()
-    for part, slices in zip(parts, slices_of_devices(tensor.shape, layout)):
-        key = tuple((s.start, s.stop) for s in slices)
-        if key not in filled:
-            filled.add(key)
-            out[slices] = part.numpy()
+    for shard in unique_shards(tensor.shape, layout):
+        out[shard.slices] = parts[shard.devices[0]].numpy()
     return out
 
 

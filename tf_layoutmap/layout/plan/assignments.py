@@ -1,5 +1,7 @@
-"""Which layout each variable gets, and what is wrong with it, decided from
-names and shapes alone: nothing is allocated here."""
+"""Which layout each variable gets, and what is wrong with it.
+
+Decided from names and shapes alone: nothing is allocated here.
+"""
 
 import dataclasses
 import math
@@ -9,23 +11,28 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import shard_shapes
-from tf_layoutmap.layout.mesh.layouts import axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.plan import key_matching, layer_limits
 from tf_layoutmap.layout.plan.variable_names import ObjectPaths
 
 dtensor = tf.experimental.dtensor
 
+# What a layer has made itself, in Keras 3 and in tf_keras.
+_LISTS_OF_LAYERS = (
+    "_trainable_variables", "_non_trainable_variables",
+    "_trainable_weights", "_non_trainable_weights")
+
 
 @dataclasses.dataclass
-class Placement:
-    """Where one variable goes, and why.
+class LayoutAssignment:
+    """Which layout one variable gets, and why.
 
     Attributes:
       variable: The Keras variable.
-      names: All names it was looked up by, the most telling first.
-      pattern: The key of the map that won; None when nothing fits, or for
-        state that no pattern is asked for (seeds, metrics, optimizers).
-      losers: Other keys of the map that fit.
+      names: All names it was looked up by, the best one to use as a key first.
+      pattern: The key of the map that matches; None when none does, and for
+        state, which has no keys (seeds, metrics, optimizers).
+      shadowed: Later keys of the map that match, too.
       axes: Mesh axis per dimension.
       layout: `dtensor.Layout`, or None while there are problems.
       bytes_per_device: What one device will hold.
@@ -35,21 +42,21 @@ class Placement:
     variable: Any
     names: list[str]
     pattern: str | None
-    losers: tuple[str, ...]
+    shadowed: tuple[str, ...]
     axes: tuple[str | None, ...]
-    layout: Any
+    layout: Layout | None
     bytes_per_device: int
     problems: list[str]
 
     @property
     def name(self) -> str:
-        """The most telling name."""
+        """The best name to use as a key."""
         return self.names[0]
 
 
-def place(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
-          owners: Iterable[Any] | None = None) -> list[Placement]:
-    """Returns the placement of each of `variables`, in their order.
+def assign(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
+           owners: Iterable[Any] | None = None) -> list[LayoutAssignment]:
+    """Returns the layout of each of `variables`, in their order.
 
     Args:
       layout_map: Where the layouts come from.
@@ -61,7 +68,7 @@ def place(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
     sizes = mesh_sizes(mesh)
     broken_layers: dict[int, list[str]] = {}
     made: dict[Any, Any] = {}
-    placements = []
+    assigned = []
     owned = (zip(variables, ((owner, False) for owner in owners))
              if owners is not None else
              ((variable, owner_of(variable)) for variable in variables))
@@ -99,10 +106,10 @@ def place(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
                     mesh)
             held = num_bytes(
                 shard_shapes.local_shape(axes, shape, sizes), variable._dtype)
-        placements.append(Placement(
+        assigned.append(LayoutAssignment(
             variable, names, match and match.pattern,
-            match.losers if match else (), axes, layout, held, problems))
-    return placements
+            match.shadowed if match else (), axes, layout, held, problems))
+    return assigned
 
 
 def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -120,6 +127,20 @@ def owner_of(variable: Any) -> tuple[Any, bool]:
             getattr(variable, "_mesh_is_state", False))
 
 
+def layers_of_variables(model: Any) -> dict[int, Any]:
+    """Returns which layer of a model made each variable, by `id` of that.
+
+    Args:
+      model: Of Keras 3 or tf_keras.
+    """
+    layers: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for name in _LISTS_OF_LAYERS:
+            for variable in getattr(layer, name, ()):
+                layers.setdefault(id(variable), layer)
+    return layers
+
+
 def _strict_problems(match: key_matching.Match) -> list[str]:
     try:
         key_matching.refuse_two(match)
@@ -128,13 +149,13 @@ def _strict_problems(match: key_matching.Match) -> list[str]:
     return []
 
 
-def refuse(placements: Iterable[Placement]) -> None:
-    """Raises one ValueError with the problems of all `placements`."""
+def refuse(assigned: Iterable[LayoutAssignment]) -> None:
+    """Raises one ValueError with the problems of all `assigned`, if any."""
     lines = [
         f"  {p.name} {tuple(p.variable.shape)} with layout {p.axes}"
         f"{'' if p.pattern is None else f' from key {p.pattern!r}'}: "
         f"{'; '.join(p.problems)}."
-        for p in placements if p.problems]
+        for p in assigned if p.problems]
     if lines:
         shown = lines[:20]
         if len(lines) > len(shown):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tf_layoutmap import _checks
+from tf_layoutmap import _checks, _deprecated
 
 # "match" starts at the beginning of the key, as tf.keras.dtensor did;
 # "search" finds a pattern anywhere in it, as keras.distribution documents.
@@ -16,11 +16,13 @@ MODES = ("match", "search")
 
 
 class Match(NamedTuple):
-    """The pattern that a key selects, and the others that fit it too."""
+    """The pattern that a key selects, and the shadowed ones that fit too."""
 
     pattern: str
     key: str
-    losers: tuple[str, ...] = ()
+    shadowed: tuple[str, ...] = ()
+
+    losers = _deprecated.renamed_property("losers", "shadowed")
 
 
 class PatternTable:
@@ -28,9 +30,9 @@ class PatternTable:
 
     >>> table = PatternTable(["d1.kernel", "d.*"])
     >>> table.find(["d1.kernel"])
-    Match(pattern='d1.kernel', key='d1.kernel', losers=('d.*',))
+    Match(pattern='d1.kernel', key='d1.kernel', shadowed=('d.*',))
     >>> table.find(["d2.bias"])
-    Match(pattern='d.*', key='d2.bias', losers=())
+    Match(pattern='d.*', key='d2.bias', shadowed=())
     >>> table.find(["out.kernel"]) is None
     True
     """
@@ -93,20 +95,20 @@ class PatternTable:
         return self._any
 
     def find(self, keys: Sequence[str]) -> Match | None:
-        """Returns the pattern for a variable that goes by all of `keys`.
+        """Returns the pattern for a variable that has all of `keys`.
 
-        A pattern equal to one of the keys wins; else the first pattern, in
-        the order they were added, that fits one of them.
+        A pattern equal to one of the keys is taken; else the first pattern,
+        in the order they were added, that fits one of them.
 
         Args:
           keys: Names of one variable, the best first.
 
         Returns:
-          The winner, the key it fits, and every other pattern that fits; or
-          None when nothing does.
+          The matching pattern, the key it fits, and the shadowed patterns:
+          the others that fit. None when nothing does.
         """
         exact = next((key for key in keys if key in self._compiled), None)
-        # Most variables go by no pattern: one look at all patterns at once.
+        # Most variables match no pattern: all patterns are tried at once.
         tried = self._try(self._all_at_once())
         keys = [key for key in keys if key == exact or tried(key)]
         fitting = []
@@ -116,19 +118,19 @@ class PatternTable:
                 fitting.append((pattern, key))
         if not fitting:
             return None
-        winner = fitting[0] if exact is None else (exact, exact)
-        losers = tuple(p for p, _ in fitting if p != winner[0])
-        return Match(*winner, losers)
+        matched = fitting[0] if exact is None else (exact, exact)
+        shadowed = tuple(p for p, _ in fitting if p != matched[0])
+        return Match(*matched, shadowed)
 
 
 def refuse_two(match: Match) -> None:
-    """Raises a ValueError if several patterns claim the key of `match`.
+    """Raises a ValueError if several patterns match the key of `match`.
 
-    A pattern equal to the key is no claim among others: it wins.
+    A pattern equal to the key is always taken, whatever else matches.
     """
-    if match.losers and match.pattern != match.key:
-        claims = ", ".join(repr(p) for p in (match.pattern, *match.losers))
+    if match.shadowed and match.pattern != match.key:
+        patterns = ", ".join(repr(p) for p in (match.pattern, *match.shadowed))
         raise ValueError(
             f"A strict LayoutMap gives each key to one pattern. Received: key "
-            f"{match.key!r}, claimed by {claims}. Narrow the patterns until "
-            "one is left, or use strict=False: the first one then wins.")
+            f"{match.key!r}, matched by {patterns}. Narrow the patterns until "
+            "one is left, or use strict=False: then the first one is taken.")

@@ -1,14 +1,14 @@
 """What DTensor cannot compute, found when a layer is built.
 
-TensorFlow would say so in the middle of a training step, in the words of an
+TensorFlow would report it in the middle of a training step, by the name of an
 op. Each rule names the layer, the variable and the layout, and a way out.
 """
 
-import sys
 from typing import Any
 
 import keras
 
+from tf_layoutmap import _keras_private
 from tf_layoutmap.dtensor import policies
 
 _DEPTHWISE = (
@@ -20,7 +20,8 @@ CONVOLUTIONS = (
     keras.layers.Conv3DTranspose, *_DEPTHWISE)
 _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 
-# Layers that DTensor runs right only on whole samples: see layer_calls.
+# Layers that DTensor computes correctly on whole samples only; `call` of
+# `keras3/layer_calls.py` pins their inputs and outputs.
 BATCH_PARALLEL = (
     *CONVOLUTIONS, keras.layers.RNN, *_GATED_CELLS,
     keras.layers.SimpleRNNCell, keras.layers.TimeDistributed,
@@ -56,7 +57,7 @@ def weight_problems(layer: Any, variable: Any,
             f"DTensor cannot look rows up where they are divided; divide the "
             f"columns of {_named(layer)}: use {(None, axes[0])}, or the "
             "Embedding of Keras 3, whose rows can be divided"]
-    # Layers of ours know best.
+    # Layers of ours check their own weights.
     problems_of_layout = getattr(layer, "problems_of_layout", None)
     return [] if problems_of_layout is None else problems_of_layout(axes)
 
@@ -74,7 +75,7 @@ def layer_problems(layer: Any) -> list[str]:
 
 
 def _tf_keras_embedding() -> tuple[type, ...]:
-    tf_keras = sys.modules.get("tf_keras")
+    tf_keras = _keras_private.imported_tf_keras()
     return () if tf_keras is None else (tf_keras.layers.Embedding,)
 
 

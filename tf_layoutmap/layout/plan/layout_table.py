@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh import layouts
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.plan import key_matching
 
 dtensor = tf.experimental.dtensor
@@ -22,11 +23,11 @@ class LayoutTypeError(TypeError, ValueError):
 class LayoutTable(collections.abc.MutableMapping):
     """Stored keys, their layouts, and which of them a name selects.
 
-    `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` stand
-    above all that reads a table, so that no import goes in a circle.
+    `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` are
+    defined above the modules that read a table, so imports have no circle.
     """
 
-    def __init__(self, mesh: Any = None, *, match: str = "match",
+    def __init__(self, mesh: Mesh | None = None, *, match: str = "match",
                  strict: bool = False):
         """Makes an empty map.
 
@@ -62,8 +63,8 @@ class LayoutTable(collections.abc.MutableMapping):
           keys: All names of one variable, the best first.
 
         Returns:
-          The winning stored key, the name that it fits and the stored keys
-          that lost; None when nothing fits.
+          The stored key that matches, the name that it fits and the shadowed
+          keys, which match too; None when nothing fits.
         """
         return self._patterns.find(keys)
 
@@ -125,7 +126,7 @@ class LayoutTable(collections.abc.MutableMapping):
                            for key, value in self._layouts.items())
         return f"{type(self).__name__}({{{inside}}})"
 
-    # A map is a place where layouts live; two are the same when they are one.
+    # Two maps with equal layouts are still two maps.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -152,11 +153,11 @@ class LayoutTable(collections.abc.MutableMapping):
             self[key] = default
         return self._layouts[key]
 
-    def get_default_mesh(self) -> Any:
+    def get_default_mesh(self) -> Mesh | None:
         """Returns the mesh given at creation, or None."""
         return self._default_mesh
 
-    def mesh_in_use(self) -> Any:
+    def mesh_in_use(self) -> Mesh:
         """Returns the mesh on which this map puts variables.
 
         That is the default mesh, or else the mesh of the layouts.
@@ -186,7 +187,7 @@ class LayoutTable(collections.abc.MutableMapping):
         """Returns the mesh axis of each dimension of a stored value."""
         return layouts.axes_of_layout(value)
 
-    def _mesh_of(self, value: Any) -> Any:
+    def _mesh_of(self, value: Any) -> Mesh | None:
         return value.mesh
 
     def _check_layout(self, key: Any, layout: Any) -> Any:

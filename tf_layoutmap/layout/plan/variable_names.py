@@ -131,7 +131,7 @@ class ObjectPaths:
         return list(found.values())
 
     def of_variable(self, variable: Any, owner: Any) -> list[str]:
-        """Returns all names of `variable`, the most telling first.
+        """Returns all names of `variable`, the best one to use as a key first.
 
         Args:
           variable: A Keras variable.
@@ -174,7 +174,7 @@ def _join(path: str, end: str) -> str:
 
 
 class LayerList:
-    """Layers in the order they came, none kept alive."""
+    """Layers in the order they were added, by weak references."""
 
     def __init__(self):
         self._refs: list[weakref.ref] = []

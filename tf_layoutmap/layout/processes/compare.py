@@ -27,19 +27,19 @@ def step_difference(found: Sequence[Mapping[str, Any]]) -> str | None:
 
     The number of samples is left out.
 
-    >>> step_difference([{"verb": "train", "step": 1}] * 2)
-    >>> step_difference([{"verb": "train", "step": 1},
-    ...                  {"verb": "test", "step": 1}])
+    >>> step_difference([{"kind": "train", "step": 1}] * 2)
+    >>> step_difference([{"kind": "train", "step": 1},
+    ...                  {"kind": "test", "step": 1}])
     'process 0 is before step 1 of training, process 1 before step 1 of \
 evaluating'
     """
     first = found[0]
     for number, other in enumerate(found):
         if any(other.get(name) != first.get(name)
-               for name in ("verb", "step")):
+               for name in ("kind", "step")):
             return (f"process 0 is before step {first['step']} of "
-                    f"{DOES[first['verb']]}, process {number} before step "
-                    f"{other['step']} of {DOES[other['verb']]}")
+                    f"{DOES[first['kind']]}, process {number} before step "
+                    f"{other['step']} of {DOES[other['kind']]}")
         if other.get("is_full") != first.get("is_full"):
             return (f"process 0 compares {_all(first)} in this step, process "
                     f"{number} {_all(other)}: set_process_checks was called "

@@ -9,11 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.layout.mesh.layouts import Layout
 
 dtensor = tf.experimental.dtensor
 
-# Numbers of a weight's part that are compared: enough for another seed or
-# another file, and nothing against the first step's compilation.
+# Values of a weight's part that are compared: enough to notice another seed or
+# another file, and fast compared with the first step's compilation.
 _NUM_VALUES = 4096
 
 
@@ -74,6 +75,13 @@ def of_loss(loss: Any) -> list[list[Any]]:
             one, "__name__", type(one).__name__), loss))]]
 
 
+def times_set(model: Any) -> int:
+    """Returns how often weights and optimizer were set outside of a step."""
+    variables = [*model.weights, *variables_of(
+        getattr(model, "optimizer", None))]
+    return sum(getattr(on_mesh(v), "times_set", 0) for v in variables)
+
+
 def plain(value: Any) -> str:
     """Returns a text that is the same in another process."""
     if isinstance(value, np.generic | np.ndarray) or tf.is_tensor(value):
@@ -97,19 +105,16 @@ def of_values(variables: Iterable[Any]) -> list[list[Any]]:
 
 
 def _sums_of_parts(variable: Any) -> dict[str, int]:
-    slices = transfer.slices_of_devices(variable.shape, variable.layout)
     sums: dict[str, int] = {}
     components = dtensor.unpack(variable.read_value())
-    for component, where in zip(components, slices):
-        key = _text(where)
-        if key not in sums:
-            flat = component.numpy().reshape(-1)
-            step = max(1, flat.size // _NUM_VALUES)
-            sums[key] = checksum(flat[::step])
+    for shard in transfer.unique_shards(variable.shape, variable.layout):
+        flat = components[shard.devices[0]].numpy().reshape(-1)
+        step = max(1, flat.size // _NUM_VALUES)
+        sums[_text(shard)] = checksum(flat[::step])
     return sums
 
 
-def shares_parts(layout: Any) -> bool:
+def shares_parts(layout: Layout) -> bool:
     """Whether another process holds a part that this one holds, too."""
     mesh = layout.mesh
     axes = [axis for axis in layout.sharding_specs
@@ -124,22 +129,21 @@ def shares_parts(layout: Any) -> bool:
     return any(count < copies for count in here.values())
 
 
-def of_contents(x: Any, layout: Any) -> dict[str, int]:
+def of_contents(x: Any, layout: Layout) -> dict[str, int]:
     """Returns a checksum of each part of a host value that others hold."""
     if not shares_parts(layout):
         return {}
     value = np.asarray(x)
-    slices = {_text(one): one for one in transfer.slices_of_devices(
-        value.shape, layout)}
-    return {part: checksum(value[one]) for part, one in slices.items()}
+    return {_text(shard): checksum(value[shard.slices])
+            for shard in transfer.unique_shards(value.shape, layout)}
 
 
-def _text(slices: tuple[slice, ...]) -> str:
-    return ",".join(f"{s.start}:{s.stop}" for s in slices)
+def _text(shard: transfer.Shard) -> str:
+    return ",".join(f"{start}:{stop}" for start, stop in shard.bounds)
 
 
 def checksum(value: np.ndarray) -> int:
-    """Returns a number that differs where arrays do, but for bad luck."""
+    """Returns a CRC32: arrays that differ rarely have the same."""
     value = np.ascontiguousarray(value)
     if value.dtype == object:
         return zlib.crc32(repr(value.tolist()).encode())

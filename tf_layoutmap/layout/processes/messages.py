@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -54,7 +55,7 @@ def set_deadline(seconds: float) -> None:
     _deadline_seconds = float(seconds)
 
 
-def is_possible(mesh: Any) -> bool:
+def is_possible(mesh: Mesh) -> bool:
     """Whether `mesh` is on several processes that can send messages."""
     return (mesh.num_local_devices() < mesh.size and
             dtensor.num_clients() > 1 and _tf_private.has_coordination())
@@ -113,6 +114,12 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
                 "run different programs, or one of them has caught an error "
                 "that the other does not know of.")
     return [their_body for _, their_body in found]
+
+
+def first_line(error: BaseException) -> str:
+    """Returns class and first line of an error, for others to show."""
+    line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {line[:300]}"
 
 
 def fail(why: str) -> None:

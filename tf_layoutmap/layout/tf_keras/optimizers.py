@@ -10,19 +10,21 @@ import tf_keras
 
 from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout.mesh import (
-    all_or_nothing,
     pinning,
     trace_context,
     transfer,
 )
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
+from tf_layoutmap.layout.tf_keras.context import context_of
+from tf_layoutmap.layout.variables import all_or_nothing
 
 dtensor = tf.experimental.dtensor
 
 _state = threading.local()
 
 
-def adopt(optimizer: Any, mesh: Any) -> None:
+def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
     """Makes `optimizer` keep its variables on `mesh`.
 
     Raises:
@@ -51,20 +53,30 @@ def adopt(optimizer: Any, mesh: Any) -> None:
     _move_variables(optimizer, mesh)
 
 
-def _move_variables(optimizer: Any, mesh: Any) -> None:
+def compile_model(original: Callable[..., Any], model: Any, *args: Any,
+                  **kwargs: Any) -> Any:
+    """Compiles; moves the optimizer's counters to the mesh."""
+    result = original(model, *args, **kwargs)
+    context = context_of(model)
+    if context is not None and model.optimizer is not None:
+        move_to_mesh(model.optimizer, context.mesh)
+    return result
+
+
+def _move_variables(optimizer: Any, mesh: Mesh) -> None:
     """Replicates counters, rates and other scalars of `optimizer`."""
     moved = {}
     for name, value in list(vars(optimizer).items()):
         if isinstance(value, tf.Variable):
-            moved[id(value)] = tf_keras_variable.adopt(value, mesh)
+            moved[id(value)] = tf_keras_variable.move_to_mesh(value, mesh)
             if moved[id(value)] is not value:
                 setattr(optimizer, name, moved[id(value)])
     optimizer._variables = [
-        moved.get(id(v)) or tf_keras_variable.adopt(v, mesh)
+        moved.get(id(v)) or tf_keras_variable.move_to_mesh(v, mesh)
         for v in optimizer._variables]
 
 
-def build(optimizer: Any, variables: Any, mesh: Any) -> None:
+def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
     """Makes the slot variables of `optimizer` before a step is traced."""
     with trace_context.default_mesh(mesh):
         optimizer.build(variables)
@@ -123,7 +135,7 @@ def update(original: Callable[..., Any], optimizer: Any,
             optimizer._index_dict[optimizer._var_key(variable)]]
         average.assign(momentum * average + (1 - momentum) * variable)
         if every:
-            # Not tf.where: DTensor dies of a scalar condition.
+            # Not tf.where: DTensor crashes on a scalar condition.
             share = tf.cast(optimizer.iterations % every == 0, variable.dtype)
             variable.assign(share * average + (1 - share) * variable)
     return result
@@ -132,7 +144,7 @@ def update(original: Callable[..., Any], optimizer: Any,
 def add_slot(original: Callable[..., Any], optimizer: Any,
              model_variable: Any, variable_name: str, shape: Any = None,
              initial_value: Any = None) -> Any:
-    """Makes a slot variable that lies as its weight does."""
+    """Makes a slot variable with the layout of its weight."""
     weight = getattr(model_variable, "_variable", model_variable)
     if not isinstance(weight, tf_keras_variable.HostReadableVariable):
         return original(optimizer, model_variable, variable_name, shape,

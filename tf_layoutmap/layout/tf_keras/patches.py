@@ -1,4 +1,4 @@
-"""The scope for models of tf_keras, and weights that learn of it.
+"""The scope for models of tf_keras, and weights that belong to it.
 
 tf_keras has DTensor code of its own, which wants a mesh for each optimizer and
 metric, and batches that are on the mesh. Here one scope does all of it.
@@ -14,21 +14,24 @@ from tf_layoutmap import _tf_keras_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.mesh import trace_context
 from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
-from tf_layoutmap.layout.tf_keras import step as tf_keras_step
 from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
-from tf_layoutmap.layout.tf_keras.step import TfKerasMap, home_of
+from tf_layoutmap.layout.tf_keras.context import (
+    TfKerasMap,
+    context_of,
+    is_building,
+)
 
 
 @contextlib.contextmanager
-def scope(home: Any) -> Iterator[None]:
-    """Models of tf_keras made in this thread belong to `home`."""
+def scope(context: Any) -> Iterator[None]:
+    """Models of tf_keras made in this thread belong to `context`."""
     engine.ensure("tf_keras")
     experimental = tf_keras.backend.experimental
     # DTensor places the state of a generator; it cannot place legacy ops.
     had_generator = experimental.is_tf_random_generator_enabled()
     before = _tf_keras_private.layout_map_in_use()
     experimental.enable_tf_random_generator()
-    _tf_keras_private.use_layout_map(TfKerasMap(home))
+    _tf_keras_private.use_layout_map(TfKerasMap(context))
     try:
         yield
     finally:
@@ -52,9 +55,9 @@ def add_weight(original: Callable[..., Any], layer: Any, *args: Any,
 def init_model(original: Callable[..., Any], model: Any, *args: Any,
                **kwargs: Any) -> None:
     original(model, *args, **kwargs)
-    home = home_of(model)
-    if home is not None:
-        home.registry.layers.add(model)
+    context = context_of(model)
+    if context is not None:
+        context.registry.layers.add(model)
 
 
 def can_be_fused(original: Callable[..., Any], layer: Any,
@@ -70,8 +73,8 @@ def map_model(original: Callable[..., Any], model: Any,
     if not isinstance(layout_map, TfKerasMap):
         return original(model, layout_map)
     # An inner model's weights have their names when the outer one is built.
-    if not tf_keras_step.is_building():
-        tf_keras_mapping.map_model(model, home_of(model))
+    if not is_building():
+        tf_keras_mapping.map_model(model, context_of(model))
     return model
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
-from tf_layoutmap.layout.mesh.checkpointed_variable import StoredVariable
+from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -40,7 +41,7 @@ def make(value: Any, *, name: str, trainable: bool) -> HostReadableVariable:
     return HostReadableVariable(value, name=name, trainable=trainable)
 
 
-def adopt(variable: Any, mesh: Any) -> Any:
+def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
     """Returns `variable` as one on `mesh`, replicated if it is elsewhere."""
     if isinstance(variable, HostReadableVariable):
         return variable

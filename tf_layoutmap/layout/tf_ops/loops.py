@@ -2,9 +2,10 @@
 
 A loop keeps what it reads, writes and needs for its gradient in lists of
 tensors, which DTensor cannot place. Where the number of steps is known while
-tracing, as it is in `fit`, which keeps all shapes, the steps stand one behind
-the other instead. TensorFlow's Python makes all loops in one place: recurrent
-layers, `tf.while_loop`, `map_fn`, `scan`, AutoGraph's and those of keras.ops.
+tracing, as it is in `fit`, which keeps all shapes, the steps are traced one
+after the other instead. TensorFlow's Python makes all loops in one place:
+recurrent layers, `tf.while_loop`, `map_fn`, `scan`, AutoGraph's and those of
+keras.ops.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import error_messages, trace_context
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import evaluated
 from tf_layoutmap.layout.tf_ops.unrolled_array import (
     UnrolledArray,
@@ -54,7 +56,7 @@ def array_for_graphs(original: type, ours: Any) -> type:
     return GraphTensorArray
 
 
-def _mesh_now() -> Any:
+def _mesh_now() -> Mesh | None:
     return None if tf.executing_eagerly() else (
         trace_context.mesh_of_operation())
 

@@ -1,4 +1,4 @@
-"""Operations that DTensor gets wrong without a word, for every caller.
+"""Operations that DTensor silently gets wrong, for every caller.
 
 A dimension that is put together, read backwards, or counted through by class
 must be whole: DTensor lets each device do it to its own part. So it is made
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops import einsum_axes
 from tf_layoutmap.layout.tf_ops.known_values import is_shape, known
 
@@ -32,8 +33,8 @@ DIVIDED_ALIKE = "divided_alike"
 
 
 
-def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
-           name: str | None = None) -> Any:
+def concat(original: Callable[..., Any], mesh: Mesh | None, values: Any,
+           axis: Any, name: str | None = None) -> Any:
     """`tf.concat`, of samples that are whole.
 
     Where what comes after divides that dimension, DTensor puts the parts of
@@ -50,7 +51,7 @@ def concat(original: Callable[..., Any], mesh: Any, values: Any, axis: Any,
     return pin(original(pinned, axis, name=name), mesh)
 
 
-def cut(original: Callable[..., Any], mesh: Any, input: Any, begin: Any,
+def cut(original: Callable[..., Any], mesh: Mesh | None, input: Any, begin: Any,
         size: Any, name: str | None = None) -> Any:
     """`tf.slice`, as a strided slice where begin and size are known.
 
@@ -74,7 +75,7 @@ def cut(original: Callable[..., Any], mesh: Any, input: Any, begin: Any,
         name=name)
 
 
-def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
+def sparse_cross_entropy(original: Callable[..., Any], mesh: Mesh | None,
                          features: Any, labels: Any,
                          name: str | None = None) -> Any:
     """The loss of class numbers; NaN for a number that is no class.
@@ -91,7 +92,7 @@ def sparse_cross_entropy(original: Callable[..., Any], mesh: Any,
     return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
 
 
-def einsum(original: Callable[..., Any], mesh: Any, inputs: Any,
+def einsum(original: Callable[..., Any], mesh: Mesh | None, inputs: Any,
            equation: str, name: str | None = None) -> Any:
     """`tf.einsum`; whole samples where it sums over several dimensions.
 
@@ -111,8 +112,9 @@ def einsum(original: Callable[..., Any], mesh: Any, inputs: Any,
     return original(inputs, equation, name=name)
 
 
-def bias_add(original: Callable[..., Any], mesh: Any, value: Any, bias: Any,
-             data_format: str = "NHWC", name: str | None = None) -> Any:
+def bias_add(original: Callable[..., Any], mesh: Mesh | None, value: Any,
+             bias: Any, data_format: str = "NHWC",
+             name: str | None = None) -> Any:
     """`tf.nn.bias_add`; a sum where channels are not last.
 
     DTensor takes the last dimension for that of the channels.

@@ -15,9 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
 
 
-def scatter_nd(original: Callable[..., Any], mesh: Any, indices: Any,
+def scatter_nd(original: Callable[..., Any], mesh: Mesh | None, indices: Any,
                updates: Any, shape: Any, **options: Any) -> Any:
     """`tf.scatter_nd`, on each device of all of it."""
     indices, updates = (pinning.whole(tf.convert_to_tensor(x), mesh)
@@ -31,8 +32,8 @@ def scatter_nd(original: Callable[..., Any], mesh: Any, indices: Any,
         original(indices, updates, shape, **options), mesh)
 
 
-def reverse(original: Callable[..., Any], mesh: Any, tensor: Any, axis: Any,
-            name: str | None = None) -> Any:
+def reverse(original: Callable[..., Any], mesh: Mesh | None, tensor: Any,
+            axis: Any, name: str | None = None) -> Any:
     """`tf.reverse`, which DTensor lacks, as a slice that goes backwards."""
     tensor = tf.convert_to_tensor(tensor)
     axes = tf.get_static_value(tf.convert_to_tensor(axis))
@@ -44,7 +45,7 @@ def reverse(original: Callable[..., Any], mesh: Any, tensor: Any, axis: Any,
     return tensor[tuple(slices)] if slices else tensor
 
 
-def where(original: Callable[..., Any], mesh: Any, condition: Any,
+def where(original: Callable[..., Any], mesh: Mesh | None, condition: Any,
           name: str | None = None) -> Any:
     """`tf.where` of a condition alone, as `tf.boolean_mask` asks it.
 
@@ -54,8 +55,9 @@ def where(original: Callable[..., Any], mesh: Any, condition: Any,
         pinning.whole(tf.convert_to_tensor(condition), mesh), name=name)
 
 
-def gather(original: Callable[..., Any], mesh: Any, params: Any, indices: Any,
-           axis: Any, batch_dims: int = 0, name: str | None = None) -> Any:
+def gather(original: Callable[..., Any], mesh: Mesh | None, params: Any,
+           indices: Any, axis: Any, batch_dims: int = 0,
+           name: str | None = None) -> Any:
     """`tf.gather`; with `batch_dims`, its gradient has a shape of numbers.
 
     TensorFlow's computes the shape, and DTensor then knows no part of it.

@@ -1,4 +1,4 @@
-"""Recurrent layers of Keras 3 and tf_keras on a mesh, step behind step.
+"""Recurrent layers of Keras 3 and tf_keras on a mesh, unrolled.
 
 Both hand their loop to one function of their backend, which can unroll it.
 """
@@ -17,7 +17,7 @@ def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`backend.rnn`; for a mesh unrolled if it knows its number of steps.
 
     Where it does not, or where samples have lengths of their own, the loop
-    comes to `loops` as any other.
+    goes through `loops.py` as any other.
     """
     if not trace_context.traced_for_mesh():
         return original(*args, **kwargs)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import entries, is_shape, known
 from tf_layoutmap.layout.tf_ops.slice_parts import (
     WHOLE,
@@ -22,7 +23,7 @@ from tf_layoutmap.layout.tf_ops.slice_parts import (
 )
 
 
-def strided_slice(original: Callable[..., Any], mesh: Any, input: Any,
+def strided_slice(original: Callable[..., Any], mesh: Mesh | None, input: Any,
                   begin: Any, end: Any, strides: Any, name: str | None = None,
                   **masks: int) -> Any:
     """`tf.strided_slice`, each dimension named, new ones added afterwards."""
@@ -46,7 +47,7 @@ def strided_slice(original: Callable[..., Any], mesh: Any, input: Any,
 
 
 def strided_slice_gradient(
-        original: Callable[..., Any], mesh: Any, shape: Any, begin: Any,
+        original: Callable[..., Any], mesh: Mesh | None, shape: Any, begin: Any,
         end: Any, strides: Any, dy: Any, name: str | None = None,
         **masks: int) -> Any:
     """The gradient of `strided_slice`, with the same dimensions whole."""
@@ -65,7 +66,7 @@ def strided_slice_gradient(
 
 
 def strided_slice_update(
-        original: Callable[..., Any], mesh: Any, input: Any, begin: Any,
+        original: Callable[..., Any], mesh: Mesh | None, input: Any, begin: Any,
         end: Any, strides: Any, value: Any, name: str | None = None,
         **masks: int) -> Any:
     """`tf.raw_ops.TensorStridedSliceUpdate`, likewise."""
@@ -123,7 +124,7 @@ def _without(x: Any, added: list[int]) -> Any:
     return tf.squeeze(x, added) if added else x
 
 
-def _pin_for(parts: list[Part], mesh: Any) -> Callable[[Any], Any]:
+def _pin_for(parts: list[Part], mesh: Mesh | None) -> Callable[[Any], Any]:
     """Returns what makes whole the dimensions that are read backwards."""
     def is_forward(part: Part) -> bool:
         return part.index is not None or (
@@ -136,7 +137,7 @@ def _pin_for(parts: list[Part], mesh: Any) -> Callable[[Any], Any]:
     return lambda x: pinning.whole_samples(x, mesh)
 
 
-def _pin_of_unknown(strides: Any, mesh: Any) -> Callable[[Any], Any]:
+def _pin_of_unknown(strides: Any, mesh: Mesh | None) -> Callable[[Any], Any]:
     if _goes_forward(strides):
         return lambda x: x
     return lambda x: pinning.whole(x, mesh)

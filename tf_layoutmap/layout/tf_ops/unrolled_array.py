@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import error_messages, pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import evaluated
 
 
@@ -34,7 +35,7 @@ class UnrolledArray:
     As in other graphs, a write gives a new array and leaves this as it was.
     """
 
-    def __init__(self, mesh: Any, dtype: Any, size: Any = None,
+    def __init__(self, mesh: Mesh | None, dtype: Any, size: Any = None,
                  dynamic_size: Any = None, clear_after_read: Any = None,
                  tensor_array_name: Any = None, handle: Any = None,
                  flow: Any = None, infer_shape: bool = True,
@@ -205,7 +206,7 @@ class UnrolledArray:
         del name
 
 
-def _first_whole(x: Any, mesh: Any) -> Any:
+def _first_whole(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with its first dimension whole and the others as they are.
 
     It is taken apart. Behind it a batch may be cut, as in recurrent layers.

@@ -1,4 +1,4 @@
-"""The DVariable behind a weight, as `tf.train.Checkpoint` meets it.
+"""The DVariable behind a weight, and how `tf.train.Checkpoint` saves it.
 
 DTensor writes its variables with an op of its own, which takes no slices, so
 that a table in slices and a variable on a mesh could not be in one
@@ -13,14 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout.mesh import all_or_nothing, transfer
+from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.layout.variables.all_or_nothing_variable import (
+    AllOrNothingVariable,
+)
 
 dtensor = tf.experimental.dtensor
 
 _KEY = _tf_private.VARIABLE_VALUE_KEY
 
 
-class StoredVariable(all_or_nothing.AllOrNothingVariable):
+class StoredVariable(AllOrNothingVariable):
     """A `dtensor.DVariable` that is written as slices of one tensor."""
 
     # How often it was set outside of a function: processes compare it.
@@ -33,7 +36,7 @@ class StoredVariable(all_or_nothing.AllOrNothingVariable):
         return super().assign(value, *args, **kwargs)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
-        # Several clients write one checkpoint together: DTensor's art.
+        # Only DTensor's own op lets several clients write one checkpoint.
         if dtensor.num_clients() > 1:
             return super()._gather_saveables_for_checkpoint()
         return {_KEY: lambda name=self.name: _ShardsSaveable(self, name)}
@@ -44,18 +47,15 @@ class _ShardsSaveable(_tf_private.SaveableObject):
 
     def __init__(self, variable: StoredVariable, key: str):
         self._variable = variable
-        slices = transfer.slices_of_devices(
+        self._shards = transfer.unique_shards(
             variable.shape, variable.layout)
-        starts = [tuple(s.start for s in one) for one in slices]
         if variable.dtype not in _tf_private.SLICEABLE_DTYPES:
-            starts = [()] * len(starts)
-        # Of devices that hold the same, the first.
-        self._starts = list(dict.fromkeys(starts))
-        self._part_of_device = [self._starts.index(s) for s in starts]
-        owners = [starts.index(s) for s in self._starts]
+            # Written as one tensor, by the first device.
+            self._shards = self._shards[:1]
+        is_cut = len(self._shards) > 1
         super().__init__(None, [
-            self._spec(key, device, slices[device] if len(owners) > 1 else
-                       None) for device in owners], key)
+            self._spec(key, shard.devices[0], shard.slices if is_cut else None)
+            for shard in self._shards], key)
 
     def _spec(self, key: str, device: int,
               slices: tuple[slice, ...] | None) -> Any:
@@ -85,11 +85,12 @@ class _ShardsSaveable(_tf_private.SaveableObject):
         del restored_shapes
         variable = self._variable
         if not tf.executing_eagerly():
-            return variable.assign(_joined(self._starts, restored_tensors))
+            starts = [tuple(s.start for s in shard.slices)
+                      for shard in self._shards]
+            return variable.assign(_joined(starts, restored_tensors))
         if len(restored_tensors) > 1:
-            return variable.assign(dtensor.pack(
-                [restored_tensors[part] for part in self._part_of_device],
-                variable.layout))
+            return variable.assign(transfer.packed(
+                self._shards, restored_tensors, variable.layout))
         value, = restored_tensors
         if value.shape != variable.shape:
             raise ValueError(

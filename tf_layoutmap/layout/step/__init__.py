@@ -1,0 +1,1 @@
+"""The step behind `fit`, `evaluate` and `predict`, for both Keras versions."""

@@ -1,0 +1,97 @@
+"""One step of a model on its mesh, from host batch to host results.
+
+The loop, callbacks and logs are Keras' own. Only the function of one step is
+ours: it takes a batch from the host, divides it along the batch axis of the
+mesh, runs the model's own `train_step` there, and brings the logs back.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.layout.mesh import (
+    batches,
+    error_messages,
+    step_errors,
+    trace_context,
+)
+from tf_layoutmap.layout.processes.checks import ProcessChecks
+from tf_layoutmap.layout.variables import all_or_nothing
+
+
+class MeshStep:
+    """A callable that runs one step; what both Keras versions have in common.
+
+    Subclasses say how a model gets its weights before the first step.
+    """
+
+    # Whether AutoGraph converts the step of the model.
+    autograph = False
+
+    def __init__(self, model: Any, context: Any, kind: str):
+        """Makes the step; nothing is traced before it is called.
+
+        Args:
+          model: Of Keras 3 or tf_keras.
+          context: `MeshContext` of the model.
+          kind: `"train"`, `"test"` or `"predict"`: which step of the model.
+        """
+        self.model = model
+        self.context = context
+        self.kind = kind
+        self.checks = ProcessChecks(
+            model, context.mesh, context.batch_dim, kind)
+        self.model_step = getattr(model, f"{kind}_step")
+        self._is_prepared = False
+        run = self._run_whole if kind == "train" else self.run
+        # Shapes are kept: DTensor needs to know them, so the last, smaller
+        # batch has a trace of its own.
+        self._run = run if model.run_eagerly else tf.function(
+            run, autograph=self.autograph)
+
+    def prepare(self, batch: Any) -> None:
+        """Makes all variables of a step, before the first one is traced.
+
+        A variable that a trace creates would start anew with every trace.
+        """
+        raise NotImplementedError
+
+    def map_structure(self, function: Callable[[Any], Any],
+                      structure: Any) -> Any:
+        """Returns a structure of tensors with `function` applied to each."""
+        return tf.nest.map_structure(function, structure)
+
+    def run(self, batch: Any) -> Any:
+        """Runs the step of the model on a batch that is on the mesh."""
+        return self.model_step(batch)
+
+    def _run_whole(self, batch: Any) -> Any:
+        with all_or_nothing.whole_step(self.context.mesh):
+            return self.run(batch)
+
+    def __call__(self, batch: Any) -> Any:
+        """Returns what the step returns for a batch, as host tensors."""
+        mesh, batch_dim = self.context.mesh, self.context.batch_dim
+        if not self._is_prepared:
+            self.prepare(batch)
+            self._is_prepared = True
+        self.checks.compare_model()
+        batch = self.map_structure(
+            lambda x: batches.to_batch(x, mesh, batch_dim), batch)
+        with self.checks.running(), step_errors.errors_once(mesh):
+            with trace_context.default_mesh(mesh, batch_dim), (
+                    error_messages.explained(
+                        self.model, self.kind, lambda: self._graph(batch))):
+                outputs = self._run(batch)
+            # Errors of a step arrive with what is read of it.
+            return self.map_structure(batches.to_host_tensor, outputs)
+
+    def _graph(self, batch: Any) -> Any:
+        """Returns the graph that ran for `batch`, or None without one."""
+        if self.model.run_eagerly:
+            return None
+        try:
+            return self._run.get_concrete_function(batch).graph
+        except Exception:  # The trace itself failed; its error is raised.
+            return None

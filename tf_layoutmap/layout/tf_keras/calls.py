@@ -1,0 +1,99 @@
+"""tf_keras models and layers on a mesh: building them, and plain calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from tf_layoutmap.layout.mesh import batches, pinning, trace_context
+from tf_layoutmap.layout.plan import layer_limits
+from tf_layoutmap.layout.tf_keras import found_variables, mapping
+from tf_layoutmap.layout.tf_keras.context import (
+    context_of,
+    flag,
+    is_building,
+    state,
+    using,
+)
+
+
+def build(model: Any, inputs: Any) -> None:
+    """Makes the weights of `model` for inputs like these, on its mesh."""
+    is_pending = found_variables.is_pending
+    if model.built and not any(map(is_pending, model.weights)):
+        return
+    if not model.built:
+        def trace(inputs: Any) -> Any:
+            return tf_keras.layers.Layer.__call__(
+                model, inputs, training=False) if _takes_training(model) else (
+                    tf_keras.layers.Layer.__call__(model, inputs))
+
+        specs = tf.nest.map_structure(
+            lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
+        with using(model._layout_map), flag("building"):
+            tf.function(trace, autograph=False).get_concrete_function(specs)
+    mapping.map_model(model, context_of(model))
+    context_of(model).check_all_patterns_used()
+
+
+def _takes_training(model: Any) -> bool:
+    return bool(getattr(model, "_expects_training_arg", False))
+
+
+def build_model(original: Callable[..., Any], model: Any, *args: Any,
+                **kwargs: Any) -> Any:
+    """Builds from shapes; weights get their values at the end."""
+    if context_of(model) is None or is_building():
+        return original(model, *args, **kwargs)
+    with using(model._layout_map), flag("building"):
+        result = original(model, *args, **kwargs)
+    mapping.map_model(model, context_of(model))
+    return result
+
+
+def call_model(original: Callable[..., Any], model: Any, *args: Any,
+               **kwargs: Any) -> Any:
+    """Calls `model`, with tensors from the host or on the mesh."""
+    context = context_of(model)
+    if context is None:
+        return original(model, *args, **kwargs)
+    if is_building() or not tf.executing_eagerly():
+        # tf_keras' own call would build the weights of an inner model here.
+        return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
+    flat = tf.nest.flatten((args, kwargs))
+    if any(tf_keras.backend.is_keras_tensor(x) for x in flat if
+           tf.is_tensor(x)) or getattr(state, "calling", False):
+        return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
+    inputs = args[0] if args else kwargs["inputs"]
+    build(model, tf.nest.map_structure(_with_shape, inputs))
+    from_host = any(batches.is_host_value(x) for x in flat)
+    with flag("calling"), trace_context.default_mesh(context.mesh):
+        if from_host:
+            args, kwargs = tf.nest.map_structure(
+                lambda x: batches.replicated(x, context.mesh),
+                (args, kwargs))
+        outputs = tf_keras.layers.Layer.__call__(model, *args, **kwargs)
+        return tf.nest.map_structure(
+            batches.readable, outputs) if from_host else outputs
+
+
+def _with_shape(x: Any) -> Any:
+    return x if tf.is_tensor(x) else np.asarray(x)
+
+
+def call_layer(original: Callable[..., Any], layer: Any, *args: Any,
+               **kwargs: Any) -> Any:
+    """Calls a layer; on a mesh keeps some layers batch-parallel."""
+    if not trace_context.traced_for_mesh() or tf.executing_eagerly() or (
+            not layer_limits.is_kind(layer, layer_limits.BATCH_PARALLEL)):
+        return original(layer, *args, **kwargs)
+    mesh = getattr(state, "mesh", None)
+    if mesh is None:
+        return original(layer, *args, **kwargs)
+    args, kwargs = tf.nest.map_structure(
+        lambda x: pinning.whole_samples(x, mesh), (args, kwargs))
+    return tf.nest.map_structure(
+        lambda x: pinning.whole_samples(x, mesh),
+        original(layer, *args, **kwargs))

@@ -1,0 +1,1 @@
+"""Variables on a mesh: written all or none by a step, saved as slices."""
