@@ -76,8 +76,9 @@ def _embedding_lookup(params, ids, max_norm=None, name=None):
             return tf.ragged.map_flat_values(
                 lambda flat_ids: _embedding_lookup(table, flat_ids, max_norm),
                 ids)
-        ids = checks.ids_of(table._shards(), ids)
-        rows = routing.gather(table._shards(), ids)
+        shards = table._shards()
+        ids = checks.ids_of(shards, ids)
+        rows = routing.gather(shards, ids)
         return _clip(rows, max_norm, ids.shape.rank)
 
 
