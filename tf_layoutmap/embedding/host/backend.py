@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,9 +12,33 @@ from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import multi_process_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import forward_only, replicas, structure
+from tf_layoutmap.embedding.step import (
+    feature_inputs,
+    forward_only,
+    replicas,
+    structure,
+)
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.variables import tables
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """What each replica that enqueues here looks up.
+
+    Attributes:
+      steps: Replica and inputs of each step.
+    """
+
+    steps: list[tuple[int, list[feature_inputs.FeatureIds]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _BatchOfProcesses:
+    """Distributed values that each replica reads by itself."""
+
+    features: Any
+    weights: Any
 
 
 class HostBackend:
@@ -24,6 +49,9 @@ class HostBackend:
     """
 
     is_on_tpu = False
+    mark_shape = host_engine.MARK_SHAPE
+    # They are cheap and protect memory.
+    checks_shapes = True
 
     def __init__(
         self, feature_config: Any, spec: config.EmbeddingSpec,
@@ -48,7 +76,7 @@ class HostBackend:
         """Whether the engine is there."""
         return self.engine is not None
 
-    def declare(self, shapes: Any, batch_size: int | None):
+    def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
         num_samples = host_shapes.read_num_samples(
             self._feature_config, self._spec.features, shapes, batch_size)
@@ -59,7 +87,7 @@ class HostBackend:
         """Creates the variables of all tables."""
         return tables.create_tables(self._spec, self._partitioner)
 
-    def start(self, variables: dict[str, dict[str, Any]]):
+    def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the engine over the variables."""
         options = {"is_pipelined": self._is_pipelined,
                    "out_of_range": self._out_of_range,
@@ -75,25 +103,28 @@ class HostBackend:
                 spec, variables,
                 num_replicas=self._replicas.num_replicas, **options)
 
-    def enqueue(self, features: Any, weights: Any, training: Any,
-                name: str | None, device: str | None,
-                build: Callable[[], None]):
-        """Hands one step over; see `TPUEmbedding.enqueue`."""
+    def read(self, features: Any, weights: Any, device: str | None) -> Any:
+        """Checks the input of a step; see `TPUEmbedding.enqueue`."""
         if (self._replicas.has_processes and device is None
                 and tf.distribute.in_cross_replica_context()):
+            return _BatchOfProcesses(features, weights)
+        # All are read before the first goes in: half a step cannot pair.
+        return _Batch([
+            (replica, self._read_features(features, weights))
+            for replica, features, weights in self._split(
+                features, weights, device)])
+
+    def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
+        """Hands over what `read` returned."""
+        if isinstance(batch, _BatchOfProcesses):
             # The processes meet in a step, which only a replica can take.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
-                    features, weights, training, name, None, build),
-                (features, weights))
+                    self.read(features, weights, None), training, name),
+                (batch.features, batch.weights))
             return
-        # All are read before the first goes in: half a step cannot pair.
-        steps = [(replica, self._read_features(features, weights))
-                 for replica, features, weights in self._split(
-                     features, weights, device)]
-        build()
         training = self._modes.enqueued(name, training)
-        for replica, inputs in steps:
+        for replica, inputs in batch.steps:
             self.engine.enqueue(replica, training, inputs)
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
@@ -106,7 +137,7 @@ class HostBackend:
         self._shapes.note_dequeued(replica, activations)
         return activations
 
-    def apply(self, gradients: Sequence[Any], name: str | None):
+    def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Applies the gradients of the step dequeued last."""
         replica = self._replicas.require_current("apply_gradients")
         self._modes.applied(name)
@@ -123,9 +154,13 @@ class HostBackend:
         self.engine.apply(
             replica, flat, step_gradients.hyperparameters(self._spec.tables))
 
+    def is_in_program(self) -> bool:
+        """False: the host has none."""
+        return False
+
     def open(
         self, features: Any, weights: Any,
-    ) -> tuple[host_engine.OpenLookup, list[tf.Tensor]]:
+    ) -> tuple[Any, list[tf.Tensor]]:
         """Looks up without a place in the order of steps.
 
         Returns:
@@ -140,7 +175,7 @@ class HostBackend:
             enumerate(self.engine.look_up(replica, lookup))]
 
     def follow(
-        self, lookup: host_engine.OpenLookup, gradients: Sequence[tf.Tensor],
+        self, lookup: Any, gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark."""
         return self.engine.follow(
@@ -151,23 +186,45 @@ class HostBackend:
                         self._shapes.activation_shape(index)))
                 for index, gradient in enumerate(gradients)])
 
-    def apply_followed(self, marks: tf.Tensor):
+    def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks stands for."""
         self.engine.apply_followed(
             self._replicas.require_current("apply"), marks,
             step_gradients.hyperparameters(self._spec.tables))
 
-    def flush(self):
+    def flush(self) -> None:
         """Lands the update that pipelining holds back, if there is one."""
         if self._is_pipelined and self.engine is not None:
             self.engine.land()
 
-    def check_idle(self):
+    def reset(self) -> None:
+        """Forgets every step in flight; an update held back lands first."""
+        self.flush()
+        self.engine.reset()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the engine holds."""
+        return self.engine.describe()
+
+    def before_read(self) -> None:
+        """Lands what pipelining holds back, but while a function is traced."""
+        # While a function is traced its reads see what has landed by then;
+        # and one that is exported must not hold an op of ours.
+        if tf.executing_eagerly():
+            self.flush()
+
+    def before_async_copy(self) -> None:
+        """Lands what pipelining holds back, in the function that copies too.
+        """
+        self.flush()
+
+    def before_restore(self) -> None:
         """Refuses a restore under steps whose gradients belong to old rows.
 
         Raises:
           RuntimeError: If steps are in flight.
         """
+        self.before_read()
         found = self.engine.describe()
         if any(found["pending"]) or any(found["awaiting"]):
             raise RuntimeError(
@@ -179,10 +236,16 @@ class HostBackend:
             # Lookups that nobody has followed up, of rows that go now.
             self.engine.reset()
 
-    def note_restore(self):
+    def note_restore(self) -> None:
         """Counts a restore, which all processes must make."""
         if self._replicas.has_processes:
             self.engine.restores.add_one()
+
+    def load_variables(self) -> None:
+        """Nothing to do: steps use the variables themselves."""
+
+    def retrieve_variables(self) -> None:
+        """Nothing to do: steps use the variables themselves."""
 
     def _split(self, features, weights, device):
         """Replica, features and weights of each step to enqueue."""

@@ -13,7 +13,7 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
     build_shapes,
     feature_inputs,
-    sample_places,
+    sample_positions,
 )
 from tf_layoutmap.embedding.step.build_shapes import Shape
 
@@ -88,12 +88,12 @@ class StepShapes:
         inputs = feature_inputs.read_feature(feature, value, weight)
         if feature.is_sequence:
             if self._combines_places(index) and not inputs.inner_shape:
-                inputs = sample_places.fill_sequences(
+                inputs = sample_positions.fill_sequences(
                     feature, inputs, feature.max_sequence_length)
         elif isinstance(value, tf.RaggedTensor):
             shape = self._known_shape(index)
             if shape is not None and len(shape) > 1:
-                inputs = sample_places.fill(feature, inputs, shape)
+                inputs = sample_positions.fill(feature, inputs, shape)
         self._check_inner(index, inputs.inner_shape)
         self._check_sequence(index, inputs.inner_shape)
         self._settle_inner(index, inputs.inner_shape)

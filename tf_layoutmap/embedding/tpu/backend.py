@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,10 +26,29 @@ from tf_layoutmap.embedding.tpu import tables as tpu_tables
 from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
 
 
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """What is enqueued on the cores.
+
+    Attributes:
+      steps: Flat inputs and weights of each replica.
+      device: The core whose step it is, if the caller says so.
+      in_program: Whether a TPU's program enqueues it.
+    """
+
+    steps: list[tuple[list[Any], list[Any]]]
+    device: str | None
+    in_program: bool
+
+
 class TPUBackend:
     """The operations of a TPU in place of the host engine."""
 
     is_on_tpu = True
+    # Steps are known by their order: the gradient only says that one came.
+    mark_shape = ()
+    # Programs switch it off.
+    checks_shapes = True
 
     def __init__(self, feature_config: Any, tpu: TPUSpec,
                  strategy_replicas: replicas.Replicas, is_pipelined: bool):
@@ -42,8 +62,7 @@ class TPUBackend:
         self._shapes = tpu_shapes.OutputShapes(tpu.spec.features)
         self._modes = forward_only.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
-        self.sync = sync.Sync()
-        self.checks_shapes = True
+        self._sync = sync.Sync()
 
     @property
     def is_built(self) -> bool:
@@ -55,7 +74,7 @@ class TPUBackend:
         """The serialized configuration; None before `create_tables`."""
         return self._config
 
-    def declare(self, shapes: Any, batch_size: int | None):
+    def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
         if isinstance(shapes, int) and not isinstance(shapes, bool):
             shapes, batch_size = None, shapes
@@ -93,21 +112,19 @@ class TPUBackend:
         variables = tpu_tables.create_tables(self._tpu, self._cores.hosts)
         for by_name in variables.values():
             for one in by_name.values():
-                one.watch(self.sync)
+                one.watch(self._sync)
         config = proto.SerializeToString()
         tpu_ops.configure(config)
         self._config = config
         return variables
 
-    def start(self, variables: dict[str, dict[str, Any]]):
+    def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Sends the variables, which may hold restored values by now."""
-        self.sync.start(transfer.Transfer(
+        self._sync.start(transfer.Transfer(
             self._tpu, self._config, self._cores.hosts, variables))
 
-    def enqueue(self, features: Any, weights: Any, training: Any,
-                name: str | None, device: str | None,
-                build: Callable[[], None]):
-        """Hands one step over; see `TPUEmbedding.enqueue`."""
+    def read(self, features: Any, weights: Any, device: str | None) -> Any:
+        """Checks the input of a step; see `TPUEmbedding.enqueue`."""
         structure.check_same(
             features, "features", self._feature_config, "feature_config")
         if weights is not None:
@@ -115,10 +132,9 @@ class TPUBackend:
                 weights, "weights", self._feature_config, "feature_config")
         in_program = replicate_context.is_in_tpu_program()
         steps = self._split(features, weights, device, in_program)
-        is_divided = device is None
         if self.checks_shapes:
-            self._check_shapes([values for values, _ in steps], is_divided,
-                               build)
+            self._check_shapes([values for values, _ in steps],
+                               is_divided=device is None)
         elif not self.is_built:
             raise ValueError(
                 "Without a check of shapes at each `enqueue`, call `build` "
@@ -129,10 +145,16 @@ class TPUBackend:
             for feature, value, weight in zip(
                     self._spec.features, values, given):
                 enqueue_lists.check_weight(feature, value, weight)
-        self._modes.enqueued(name, training)
         if in_program:
-            values, given = steps[0]
+            values, _ = steps[0]
             replicate_context.check_direct_inputs(list(zip(paths, values)))
+        return _Batch(steps, device, in_program)
+
+    def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
+        """Hands over what `read` returned."""
+        self._modes.enqueued(name, training)
+        if batch.in_program:
+            values, given = batch.steps[0]
             # The mode is two constants and a choice even of a Python bool:
             # the compiler looks for them to correct a wrong one.
             replicate_context.run_on_host(lambda: self._enqueue_on(
@@ -140,12 +162,12 @@ class TPUBackend:
                 tf.where(training, "train", "inference")))
             return
         mode = _mode(training)
-        if device is not None:
-            values, given = steps[0]
-            self._enqueue_on(self._cores.named(device), values, given, name,
-                             mode)
+        if batch.device is not None:
+            values, given = batch.steps[0]
+            self._enqueue_on(self._cores.named(batch.device), values, given,
+                             name, mode)
             return
-        for replica, (values, given) in enumerate(steps):
+        for replica, (values, given) in enumerate(batch.steps):
             for part, core in enumerate(self._cores.of_replica(replica)):
                 self._enqueue_on(core, values, given, name, mode, part)
 
@@ -154,7 +176,7 @@ class TPUBackend:
         self._modes.dequeued(name)
         return tpu_ops.receive(len(self._spec.features), self._config, name)
 
-    def apply(self, gradients: Sequence[Any], name: str | None):
+    def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Sends the gradients of the step dequeued last, one per feature."""
         self._modes.applied(name)
         checked = []
@@ -170,6 +192,36 @@ class TPUBackend:
             step_gradients.ask_learning_rate(rate, self._table_with(rate))
             for rate in self._tpu.learning_rates]
         tpu_ops.send(checked, rates, self._config, name)
+
+    def is_in_program(self) -> bool:
+        """Whether the caller is traced into a TPU's program."""
+        try:
+            return replicate_context.is_in_tpu_program()
+        except RuntimeError:  # In control flow, which a step may skip.
+            return False
+
+    def before_read(self) -> None:
+        """What was retrieved is old by now."""
+        self._sync.note_walk()
+
+    def before_async_copy(self) -> None:
+        """Brings the host copies up to date."""
+        self._sync.retrieve()
+
+    def before_restore(self) -> None:
+        """Another restore may have failed half-way."""
+        self._sync.note_restore()
+
+    def note_restore(self) -> None:
+        """Nothing to do: each variable that is written is noted."""
+
+    def load_variables(self) -> None:
+        """Sends the host copies to the TPU."""
+        self._sync.load()
+
+    def retrieve_variables(self) -> None:
+        """Brings the host copies up to date."""
+        self._sync.retrieve()
 
     def _split(self, features, weights, device, in_program):
         """Flat inputs and weights of each replica that enqueues here."""
@@ -199,7 +251,7 @@ class TPUBackend:
             weights, self._feature_config, like="feature_config")
         return values, flat_weights
 
-    def _check_shapes(self, values_of_replicas, is_divided, build):
+    def _check_shapes(self, values_of_replicas, is_divided):
         num_cores = self._cores.num_cores_per_replica if is_divided else None
         for values in values_of_replicas:
             incoming = [
@@ -207,7 +259,6 @@ class TPUBackend:
                 for feature, value in zip(self._spec.features, values)]
             if not self.is_built:
                 self._shapes.settle(incoming)
-                build()
             self._shapes.check(
                 incoming,
                 [isinstance(one, tf.RaggedTensor) for one in values])

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _strategies
-from tf_layoutmap.embedding.optimizers import HostOptimizer
+from tf_layoutmap.embedding.spec.host_optimizer import HostOptimizer
 from tf_layoutmap.embedding.spec.optimizer_specs import (
     OptimizerSpec,
     SlotSpec,
