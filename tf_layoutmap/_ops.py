@@ -1,4 +1,4 @@
-"""The one door to the shared libraries: `_ops.route_ids(...)`, `_ops.native`.
+"""The one module that loads the shared libraries.
 
 The op library is compiled against TensorFlow's C++ classes, whose layout in
 memory changes between minor versions. A missing symbol would be the lucky

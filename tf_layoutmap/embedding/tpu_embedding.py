@@ -101,7 +101,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             two neighbours by chance, so that small updates are not lost on
             average; beyond the largest finite value they stay there. Slot
             variables are float32. A TPU has float32 only.
-          rounding_seed: What that chance depends on, beside the table, the
+          rounding_seed: What that chance depends on, along with the table, the
             number of its updates, the row and the column.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
@@ -157,7 +157,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             feature_config, spec, table_configs, strategy_replicas,
             out_of_range, backend, engine == "tpu" and not on_tpu)
         if strategy_replicas.has_processes:
-            # Now, while all processes are known to be at the same place.
+            # Now, while all processes are known to be at the same line.
             self.build()
 
     @_as_written

@@ -161,7 +161,7 @@ class HostBackend:
     def open(
         self, features: Any, weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up without a place in the order of steps.
+        """Looks up outside of the order of steps.
 
         Returns:
           The lookup for `follow`, if gradients come; and the activations,

@@ -48,7 +48,7 @@ def check_ids(
 
 def _sample_of(inputs: feature_inputs.FeatureIds,
                index: tf.Tensor) -> tf.Tensor:
-    """Returns the sample of an id, by its place among the ids."""
+    """Returns the sample of an id, by its position among the ids."""
     splits = tf.cast(inputs.splits, tf.int64)
     if splits.shape.rank == 2:  # Indices of a sparse tensor.
         return tf.gather(tf.concat([splits[:, 0], [0]], 0), index)

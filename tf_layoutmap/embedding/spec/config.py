@@ -243,6 +243,6 @@ def _check_unique_names(tables: Sequence[TableSpec]):
         if table.name in seen:
             raise ValueError(
                 "Tables must have unique names; a TableConfig without one is "
-                "called `table_{i}` by its place. Multiple tables with name "
+                "called `table_{i}` by its position. Multiple tables with name "
                 f"{table.name!r} found.")
         seen.add(table.name)

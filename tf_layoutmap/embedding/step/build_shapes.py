@@ -71,7 +71,7 @@ def check(feature: config.FeatureSpec, known: Shape, new: Shape, *,
       ValueError: If the shapes contradict.
     """
     if len(new) < len(known) and may_be_ragged:
-        _check_places(feature, known, new)
+        _check_positions(feature, known, new)
         return
     if len(new) != len(known) or any(
             None not in (one, other) and one != other
@@ -93,15 +93,15 @@ def merge(known: Shape | None, new: Shape) -> Shape:
                  for one, other in zip(known, new))
 
 
-def _check_places(feature, known: Shape, new: Shape):
-    """Ragged samples must fill the places of the output shape evenly."""
+def _check_positions(feature, known: Shape, new: Shape):
+    """Ragged samples must fill the positions of the output shape evenly."""
     if None in known or None in new:
         return
-    places, given = math.prod(known), math.prod(new)
-    if not given or places % given:
+    positions, given = math.prod(known), math.prod(new)
+    if not given or positions % given:
         raise ValueError(
             f"Inconsistent shape found for input {feature.name!r}: its number "
-            f"of samples must divide the {places} places of output shape "
+            f"of samples must divide the {positions} positions of output shape "
             f"{list(known)}. Received: {given} samples.")
 
 

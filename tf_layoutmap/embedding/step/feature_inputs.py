@@ -3,7 +3,7 @@
 A feature may come dense, sparse or ragged. The engine tells them apart by
 its `splits` (docs/ops.md), so that no form is converted into another. What
 can be refused while tracing is refused here, with the feature's path; ids
-and splits are validated by the engine, in the one place that does so.
+and splits are validated by the engine, which is the one that does so.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_feature(
 
     Returns:
       The feature as the engine takes it; where its activations have other
-      places than samples, `places` lays them out.
+      positions than samples, `sample_positions` lays them out.
 
     Raises:
       TypeError: If ids are not integers or weights not numbers.
@@ -127,7 +127,7 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
     if weight is not None:
         _check_weight_type(feature, value, weight, tf.SparseTensor)
         weights = _weight_values(feature, value.values, weight.values)
-        indices = same_places(feature, "indices", indices, weight.indices)
+        indices = same_positions(feature, "indices", indices, weight.indices)
     sizes = [
         value.dense_shape[axis] if value.shape.rank is None
         or value.shape[axis] is None else value.shape[axis]
@@ -163,7 +163,7 @@ def _read_ragged(feature, value, weight) -> FeatureIds:
     if weight is not None:
         _check_weight_type(feature, value, weight, tf.RaggedTensor)
         weights = _weight_values(feature, value.values, weight.values)
-        row_splits = same_places(
+        row_splits = same_positions(
             feature, "row_splits", row_splits, weight.row_splits)
     row_splits = tf.cast(row_splits, tf.int64)
     num_samples = _dimension(row_splits, 0) - 1
@@ -236,32 +236,32 @@ def _check_weight_values(feature, ids, values):
             f"{values.shape}.")
 
 
-def same_places(feature, what, places, weight_places):
-    """Returns `places`, once those of the weights are known to equal them.
+def same_positions(feature, what, positions, weight_positions):
+    """Returns `positions`, once those of the weights are known to equal them.
 
     Args:
       feature: Whose name is in the message.
-      what: What the places are, for the message.
-      places: Of the ids: row_splits, or indices.
-      weight_places: Those of the weights.
+      what: What the positions are, for the message.
+      positions: Of the ids: row_splits, or indices.
+      weight_positions: Those of the weights.
 
     Weights that belong to other ids would train quietly on nonsense.
     """
-    if weight_places is places:
-        return places
+    if weight_positions is positions:
+        return positions
     checks = [
         tf.debugging.assert_equal(
-            tf.shape(places), tf.shape(weight_places),
+            tf.shape(positions), tf.shape(weight_positions),
             f"Weights of feature {feature.name!r} must have as many {what} "
             "as its ids."),
     ]
     with tf.control_dependencies(_ops_only(checks)):
         checks = [tf.debugging.assert_equal(
-            tf.cast(places, tf.int64), tf.cast(weight_places, tf.int64),
+            tf.cast(positions, tf.int64), tf.cast(weight_positions, tf.int64),
             f"Weights of feature {feature.name!r} must have the {what} of "
             "its ids.")]
     with tf.control_dependencies(_ops_only(checks)):
-        return tf.identity(places)
+        return tf.identity(positions)
 
 
 def _ops_only(checks):

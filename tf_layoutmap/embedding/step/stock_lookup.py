@@ -186,10 +186,10 @@ def _place_in_sequence(feature, table, rows, ids, samples, positions,
     if is_used is not None:
         kept &= is_used
     kept = tf.where(kept)[:, 0]
-    places = tf.stack(
+    indices = tf.stack(
         [tf.gather(samples, kept), tf.gather(positions, kept)], axis=1)
     shape = tf.stack([num_samples,
                       tf.constant(feature.max_sequence_length, tf.int64),
                       tf.constant(table.dim, tf.int64)])
     return tf.scatter_nd(
-        places, _gather(table, rows, tf.gather(ids, kept)), shape)
+        indices, _gather(table, rows, tf.gather(ids, kept)), shape)

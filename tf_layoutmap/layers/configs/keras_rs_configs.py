@@ -147,9 +147,9 @@ def _cut_sparse(feature, ids, weights, max_ids):
     kept = positions < max_ids
     if isinstance(weights, tf.SparseTensor):
         # All of them are compared with the ids, before any is left out.
-        places = feature_inputs.same_places(
+        checked = feature_inputs.same_positions(
             feature, "indices", ids.indices, weights.indices)
-        with tf.control_dependencies([places]):
+        with tf.control_dependencies([checked]):
             kept = tf.identity(kept)
         weights = tf.sparse.retain(weights, kept)
     return tf.sparse.retain(ids, kept), weights

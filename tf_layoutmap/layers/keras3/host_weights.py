@@ -184,9 +184,9 @@ class _SummedGradient(ShardedVariableGradient):
         gradient = super().replace_gradient_components(value, component_grads)
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        rows, places = tf.unique(gradient.indices)
+        rows, positions = tf.unique(gradient.indices)
         values = tf.math.unsorted_segment_sum(
-            gradient.values, places, tf.size(rows))
+            gradient.values, positions, tf.size(rows))
         return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 

@@ -194,7 +194,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _exported_shards(self) -> list[tf.Variable]:
         return [weight.value for weight in self._shard_weights]
 
-    def _refuse_other_flavour(self, inputs: Any) -> None:
+    def _refuse_other_keras(self, inputs: Any) -> None:
         keras_version_guard.refuse_tf_keras(self, inputs)
 
     def _call_on_mesh(self, inputs: Any) -> Any:

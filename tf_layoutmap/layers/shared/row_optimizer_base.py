@@ -1,4 +1,4 @@
-"""One step of a rule on the rows of a gradient, for any flavour of Keras."""
+"""One step of a rule on the rows of a gradient, for any Keras version."""
 
 import copy
 import dataclasses
@@ -23,9 +23,9 @@ _TAKEN = ('None, "sgd", "adagrad" or a tf.tpu.experimental.embedding '
 
 
 class RowUpdates:
-    """A mixin for an optimizer class of one flavour of Keras.
+    """A mixin for an optimizer class of one Keras version.
 
-    That class has `_keras`, the module of its flavour, `learning_rate`,
+    That class has `_keras`, the module of its version, `learning_rate`,
     `iterations` (a variable) and `_rate_config()`, the learning rate as plain
     values; `_scalars()` lists its variables that are no slot variables.
     """
@@ -195,7 +195,7 @@ class RowUpdates:
             "give `compile` an optimizer for the other weights, such as "
             '"adam".')
 
-    # Saved beside the layer's table, each slot as one logical table.
+    # Saved along with the layer's table, each slot as one logical table.
 
     def _kept(self) -> dict[str, tf.Variable]:
         """Gradients between two steps, if there are any."""

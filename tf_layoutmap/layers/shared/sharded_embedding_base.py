@@ -1,4 +1,4 @@
-"""What `ShardedEmbedding` is in every flavour of Keras."""
+"""What `ShardedEmbedding` is in every Keras version."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +17,9 @@ from tf_layoutmap.sharded import ShardedVariable
 
 
 class EmbeddingCore:
-    """A mixin before the `Layer` of one flavour.
+    """A mixin before the `Layer` of one Keras version.
 
-    The layer's class has `_keras`, the module of its flavour, and
+    The layer's class has `_keras`, the module of its version, and
     `_row_optimizer`, its optimizer class. Its `build` makes the table, by
     `_make_table`, and tells Keras about the weights.
     """
@@ -203,10 +203,10 @@ class EmbeddingCore:
 
         Raises:
           TypeError: `inputs` are not integers.
-          RuntimeError: A layer of the other flavour of Keras calls.
+          RuntimeError: A layer of the other Keras version calls.
           tf.errors.InvalidArgumentError: An id is outside the table.
         """
-        self._refuse_other_flavour(inputs)
+        self._refuse_other_keras(inputs)
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         ids = self._ids(inputs)
@@ -255,7 +255,7 @@ class EmbeddingCore:
     def _exported_shards(self) -> list[tf.Variable]:
         raise NotImplementedError
 
-    def _refuse_other_flavour(self, inputs: Any) -> None:
+    def _refuse_other_keras(self, inputs: Any) -> None:
         raise NotImplementedError
 
     # Saving: one table.

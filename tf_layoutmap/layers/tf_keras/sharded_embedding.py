@@ -114,7 +114,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             children["_shards"] = self._shards
         return children
 
-    def _refuse_other_flavour(self, inputs: Any) -> None:
+    def _refuse_other_keras(self, inputs: Any) -> None:
         keras_version_guard.refuse_keras(self, inputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

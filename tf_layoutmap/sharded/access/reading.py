@@ -102,9 +102,9 @@ class Reads:
             return routing.gather(shards, ids, name)
         with tf.name_scope(name or "gather_rows"):
             ids = checks.ids_of(shards, ids)
-            distinct, places = tf.unique(tf.reshape(ids, [-1]))
+            distinct, positions = tf.unique(tf.reshape(ids, [-1]))
             rows = tf.gather(routing.gather(shards, distinct),
-                             tf.reshape(places, tf.shape(ids)))
+                             tf.reshape(positions, tf.shape(ids)))
             rows.set_shape(ids.shape.concatenate(shards.row_shape))
             return rows
 
