@@ -13,6 +13,7 @@ from tf_layoutmap.embedding.host import multi_process_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
+    build_shapes,
     feature_inputs,
     forward_only,
     replicas,
@@ -78,7 +79,7 @@ class HostBackend:
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
-        num_samples = host_shapes.read_num_samples(
+        num_samples = build_shapes.read_arguments(
             self._feature_config, self._spec.features, shapes, batch_size)
         if num_samples is not None:
             self._shapes.declare(num_samples)

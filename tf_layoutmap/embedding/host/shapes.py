@@ -223,30 +223,6 @@ class StepShapes:
         return self._spec.features[index].output_shape
 
 
-def read_num_samples(
-    feature_config: Any, features: tuple[config.FeatureSpec, ...],
-    shapes: Any, batch_size: int | None,
-) -> list[Shape] | None:
-    """Reads the arguments of `build`; None when they say nothing.
-
-    Returns:
-      For each feature the shape of its samples: that of the input without
-      the last dimension, which is combined.
-    """
-    if isinstance(shapes, int) and not isinstance(shapes, bool):
-        shapes, batch_size = None, shapes
-    if shapes is not None:
-        return build_shapes.read(feature_config, features, shapes)
-    if batch_size is None:
-        return None
-    if not isinstance(batch_size, int) or isinstance(
-            batch_size, bool) or batch_size < 1:
-        raise ValueError(
-            "A per-replica batch size must be an int of at least 1. "
-            f"Received: {batch_size!r}.")
-    return [one.output_shape or (batch_size,) for one in features]
-
-
 def _count(shape: Shape) -> int | None:
     """The samples of a shape; None where a size is unknown."""
     return None if None in shape else math.prod(shape)

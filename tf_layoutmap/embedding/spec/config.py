@@ -118,10 +118,6 @@ class EmbeddingSpec:
         """Returns the table that `feature` looks into."""
         return self.tables[feature.table]
 
-    def features_of(self, table: int) -> list[FeatureSpec]:
-        """Returns the features that look into table number `table`."""
-        return [one for one in self.features if one.table == table]
-
 
 def read_feature_config(
     named_features: Sequence[tuple[str, Any]], optimizer: Any, *,

@@ -13,6 +13,43 @@ from tf_layoutmap.embedding.spec import config
 Shape = tuple[int | None, ...]
 
 
+def read_arguments(
+    feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
+    batch_size: int | None, *, has_positions: bool = False,
+) -> list[Shape] | None:
+    """Reads the arguments of `build`; None when they say nothing.
+
+    Args:
+      feature_config: Nested structure of features.
+      features: The same, flat.
+      shapes: As of `read`, or a batch size, or None.
+      batch_size: Of every feature, or None.
+      has_positions: Whether the shapes of sequences get their positions.
+
+    Returns:
+      For each feature the shape of its samples, as of `read`.
+
+    Raises:
+      TypeError, ValueError: As of `read`, or `batch_size` is none.
+    """
+    if isinstance(shapes, int) and not isinstance(shapes, bool):
+        shapes, batch_size = None, shapes
+    def of(feature: config.FeatureSpec, sizes: Shape) -> Shape:
+        return with_positions(feature, sizes) if has_positions else sizes
+
+    if shapes is not None:
+        return [of(feature, sizes) for feature, sizes in zip(
+            features, read(feature_config, features, shapes))]
+    if batch_size is None:
+        return None
+    if not isinstance(batch_size, int) or isinstance(
+            batch_size, bool) or batch_size < 1:
+        raise ValueError(
+            "A per-replica batch size must be an int of at least 1. "
+            f"Received: {batch_size!r}.")
+    return [one.output_shape or of(one, (batch_size,)) for one in features]
+
+
 def read(
     feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
 ) -> list[Shape]:

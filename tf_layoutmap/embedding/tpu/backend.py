@@ -10,7 +10,12 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.embedding.step import forward_only, replicas, structure
+from tf_layoutmap.embedding.step import (
+    build_shapes,
+    forward_only,
+    replicas,
+    structure,
+)
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.tpu import (
     cores,
@@ -76,15 +81,9 @@ class TPUBackend:
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
-        if isinstance(shapes, int) and not isinstance(shapes, bool):
-            shapes, batch_size = None, shapes
-        incoming = None
-        if shapes is not None:
-            incoming = tpu_shapes.of_build_argument(
-                self._feature_config, self._spec.features, shapes)
-        elif batch_size is not None:
-            incoming = tpu_shapes.of_batch_size(
-                self._spec.features, batch_size)
+        incoming = build_shapes.read_arguments(
+            self._feature_config, self._spec.features, shapes, batch_size,
+            has_positions=True)
         if not self.is_built:
             self._shapes.settle(incoming)
         elif incoming is not None:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.embedding.step import feature_inputs
+from tf_layoutmap.embedding.step import feature_weights
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
 
 _tpu = tf.tpu.experimental.embedding
@@ -147,7 +147,7 @@ def _cut_sparse(feature, ids, weights, max_ids):
     kept = positions < max_ids
     if isinstance(weights, tf.SparseTensor):
         # All of them are compared with the ids, before any is left out.
-        checked = feature_inputs.same_positions(
+        checked = feature_weights.same_positions(
             feature, "indices", ids.indices, weights.indices)
         with tf.control_dependencies([checked]):
             kept = tf.identity(kept)

@@ -15,10 +15,6 @@ from tf_layoutmap.layers.shared import (
     stock_lookup,
     whole_table_rules,
 )
-from tf_layoutmap.layers.shared.row_optimizer_base import (
-    refuse_replicas,
-    refuse_servers,
-)
 from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.keras3 import embedding_rows
@@ -86,9 +82,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         """Makes the table."""
         if self.built:
             return
-        refuse_replicas(self.name)
-        if self.optimizer:
-            refuse_servers(self.name)
+        self._check_can_build()
         shape = (self.input_dim, self.output_dim)
         home, owner, _ = mesh_context.home_of_new_variable()
         self._is_on_mesh = home is not None
