@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.embedding.host import batches, multi_process_engine
 from tf_layoutmap.embedding.host import engine as host_engine
-from tf_layoutmap.embedding.host import multi_process_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
     build_shapes,
-    feature_inputs,
     forward_only,
     replicas,
-    structure,
 )
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.variables import tables
-
-
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """What each replica that enqueues here looks up.
-
-    Attributes:
-      steps: Replica and inputs of each step.
-    """
-
-    steps: list[tuple[int, list[feature_inputs.FeatureIds]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _BatchOfProcesses:
-    """Distributed values that each replica reads by itself."""
-
-    features: Any
-    weights: Any
 
 
 class HostBackend:
@@ -69,6 +47,8 @@ class HostBackend:
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
         self._shapes = host_shapes.StepShapes(spec)
+        self._reader = batches.BatchReader(
+            feature_config, strategy_replicas, self._shapes)
         self._modes = forward_only.StepModes()
         self.engine: host_engine.HostEngine | None = None
 
@@ -106,18 +86,11 @@ class HostBackend:
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
-        if (self._replicas.has_processes and device is None
-                and tf.distribute.in_cross_replica_context()):
-            return _BatchOfProcesses(features, weights)
-        # All are read before the first goes in: half a step cannot pair.
-        return _Batch([
-            (replica, self._read_features(features, weights))
-            for replica, features, weights in self._split(
-                features, weights, device)])
+        return self._reader.read(features, weights, device)
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Hands over what `read` returned."""
-        if isinstance(batch, _BatchOfProcesses):
+        if isinstance(batch, batches.BatchOfProcesses):
             # The processes meet in a step, which only a replica can take.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
@@ -170,7 +143,7 @@ class HostBackend:
         """
         replica = self._replicas.require_current("call")
         lookup = self.engine.open(
-            replica, self._read_features(features, weights))
+            replica, self._reader.read_features(features, weights))
         return lookup, [
             self._shapes.shape_activations(index, one) for index, one in
             enumerate(self.engine.look_up(replica, lookup))]
@@ -247,29 +220,3 @@ class HostBackend:
 
     def retrieve_variables(self) -> None:
         """Nothing to do: steps use the variables themselves."""
-
-    def _split(self, features, weights, device):
-        """Replica, features and weights of each step to enqueue."""
-        replica = self._replicas.current()
-        if device is not None:
-            if replica is not None and self._replicas.num_replicas > 1:
-                raise ValueError(
-                    "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}.")
-            return [(self._replicas.of_device(device), features, weights)]
-        if replica is not None:
-            return [(replica, features, weights)]
-        return list(zip(
-            range(self._replicas.num_replicas),
-            self._replicas.split(features, "features"),
-            self._replicas.split(weights, "weights")))
-
-    def _read_features(self, features, weights):
-        structure.check_same(
-            features, "features", self._feature_config, "feature_config")
-        flat_weights = structure.flatten_weights(
-            weights, self._feature_config, like="feature_config")
-        return [
-            self._shapes.read_input(index, value, weight)
-            for index, (value, weight) in enumerate(zip(
-                tf.nest.flatten(features), flat_weights))]

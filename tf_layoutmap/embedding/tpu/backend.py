@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ from tf_layoutmap.embedding.step import (
     build_shapes,
     forward_only,
     replicas,
-    structure,
 )
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.tpu import (
+    batches,
     cores,
     enqueue_lists,
     id_checks,
@@ -29,21 +28,6 @@ from tf_layoutmap.embedding.tpu import ops as tpu_ops
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
 from tf_layoutmap.embedding.tpu import tables as tpu_tables
 from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
-
-
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """What is enqueued on the cores.
-
-    Attributes:
-      steps: Flat inputs and weights of each replica.
-      device: The core whose step it is, if the caller says so.
-      in_program: Whether a TPU's program enqueues it.
-    """
-
-    steps: list[tuple[list[Any], list[Any]]]
-    device: str | None
-    in_program: bool
 
 
 class TPUBackend:
@@ -61,10 +45,12 @@ class TPUBackend:
         self._feature_config = feature_config
         self._tpu = tpu
         self._spec = tpu.spec
-        self._replicas = strategy_replicas
         self._cores = cores.Cores(strategy_replicas.strategy)
         self._is_pipelined = is_pipelined
         self._shapes = tpu_shapes.OutputShapes(tpu.spec.features)
+        self._reader = batches.BatchReader(
+            feature_config, tpu.spec.features, strategy_replicas, self._cores,
+            self._shapes)
         self._modes = forward_only.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
         self._sync = sync.Sync()
@@ -124,30 +110,13 @@ class TPUBackend:
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
-        structure.check_same(
-            features, "features", self._feature_config, "feature_config")
-        if weights is not None:
-            structure.check_same(
-                weights, "weights", self._feature_config, "feature_config")
-        in_program = replicate_context.is_in_tpu_program()
-        steps = self._split(features, weights, device, in_program)
-        if self.checks_shapes:
-            self._check_shapes([values for values, _ in steps],
-                               is_divided=device is None)
-        elif not self.is_built:
+        if not self.checks_shapes and not self.is_built:
             raise ValueError(
                 "Without a check of shapes at each `enqueue`, call `build` "
                 "with the shapes of one replica's inputs first.")
-        paths = [one.name for one in self._spec.features]
-        for values, given in steps:
-            replicate_context.check_on_host(list(zip(paths, values)))
-            for feature, value, weight in zip(
-                    self._spec.features, values, given):
-                enqueue_lists.check_weight(feature, value, weight)
-        if in_program:
-            values, _ = steps[0]
-            replicate_context.check_direct_inputs(list(zip(paths, values)))
-        return _Batch(steps, device, in_program)
+        return self._reader.read(
+            features, weights, device, checks_shapes=self.checks_shapes,
+            settles_shapes=not self.is_built)
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Hands over what `read` returned."""
@@ -221,46 +190,6 @@ class TPUBackend:
     def retrieve_variables(self) -> None:
         """Brings the host copies up to date."""
         self._sync.retrieve()
-
-    def _split(self, features, weights, device, in_program):
-        """Flat inputs and weights of each replica that enqueues here."""
-        if in_program or device is not None:
-            if in_program and device is not None:
-                raise ValueError(
-                    "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}.")
-            steps = [(features, weights)]
-        else:
-            steps = zip(self._replicas.split(features, "features"),
-                        self._replicas.split(weights, "weights"))
-        return [self._flatten(*step) for step in steps]
-
-    def _flatten(self, features, weights):
-        values = [
-            enqueue_lists.convert(feature, value)
-            for feature, value in zip(
-                self._spec.features, tf.nest.flatten(features))]
-        if self._cores.num_cores_per_replica and any(
-                isinstance(one, tf.RaggedTensor) for one in values):
-            raise ValueError(
-                "A replica of several cores (SPMD) does not take a "
-                "tf.RaggedTensor: its samples cannot be divided among them. "
-                "Pass `to_sparse()` of it.")
-        flat_weights = structure.flatten_weights(
-            weights, self._feature_config, like="feature_config")
-        return values, flat_weights
-
-    def _check_shapes(self, values_of_replicas, is_divided):
-        num_cores = self._cores.num_cores_per_replica if is_divided else None
-        for values in values_of_replicas:
-            incoming = [
-                tpu_shapes.of_input(feature, value, num_cores)
-                for feature, value in zip(self._spec.features, values)]
-            if not self.is_built:
-                self._shapes.settle(incoming)
-            self._shapes.check(
-                incoming,
-                [isinstance(one, tf.RaggedTensor) for one in values])
 
     def _enqueue_on(self, core: cores.Core | None, values, weights, name,
                     mode, part: int | None = None):
