@@ -215,7 +215,7 @@ def abort_cluster(why: str) -> None:
 
 
 # Where all of TensorFlow's Python makes an operation: on a mesh, those that
-# DTensor gets wrong in silence are corrected there.
+# DTensor gets wrong without an error are corrected there.
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")

@@ -152,8 +152,8 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:
-          ValueError: Rows do not lie as TensorFlow takes for granted, so that
-            its lookups would give other rows.
+          ValueError: Rows are not placed as TensorFlow assumes, so that its
+            lookups would give other rows.
         """
         shards = self._own_shards
         if shards.axis != 0 or shards.partition.placement != "div":

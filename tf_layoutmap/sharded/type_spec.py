@@ -16,7 +16,7 @@ _FUNCTIONS: dict[int, Callable] = {}
 
 
 class ShardedVariableSpec(tf.TypeSpec):
-    """The type of a `ShardedVariable`: its shards, how they lie, its name.
+    """The type of a `ShardedVariable`: its shards, their placement, its name.
 
     The name belongs to it because messages of a function that takes a table
     as argument must say which table it was; the devices because each needs

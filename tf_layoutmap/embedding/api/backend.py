@@ -16,7 +16,8 @@ class Backend(Protocol):
     """What carries the steps of a `TPUEmbedding` out.
 
     A step is read, then enqueued; between the two the embedding is built, if
-    it was not before: sizes that nobody declared are those of the first batch.
+    it was not before. Sizes that were not declared are those of the first
+    batch.
 
     Attributes:
       is_on_tpu: Whether the tables are on a TPU, or an emulated one.
@@ -140,7 +141,7 @@ class Backend(Protocol):
 
 
 class EngineBackend(Backend, Protocol):
-    """What the host engine has besides: tokens, and a look inside."""
+    """What the host engine adds: lookups by token, and its statistics."""
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
         """Opens a lookup that gradients may follow, or not.

@@ -207,7 +207,7 @@ class HostBackend:
                 f"replica: {found['pending']}, awaiting gradients: "
                 f"{found['awaiting']}.")
         if not self._is_pipelined and any(found["open"] + found["followed"]):
-            # Lookups that nobody has followed up, of rows that go now.
+            # Lookups without gradients, of rows that are replaced now.
             self.engine.reset()
 
     def note_restore(self) -> None:

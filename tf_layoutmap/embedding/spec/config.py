@@ -27,7 +27,7 @@ _MAX_NUM_BUCKETS = 2**23
 class QuantizationSpec:
     """Rows are rounded to `num_buckets` values when they are looked up.
 
-    The values lie equally far apart from `lower` to `upper`, both included.
+    The values are equally spaced from `lower` to `upper`, both included.
     """
 
     lower: float

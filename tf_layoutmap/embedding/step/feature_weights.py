@@ -58,7 +58,8 @@ def same_positions(feature, what, positions, weight_positions):
       positions: Of the ids: row_splits, or indices.
       weight_positions: Those of the weights.
 
-    Weights that belong to other ids would train quietly on nonsense.
+    Weights that belong to other ids would train wrong values without an
+    error.
     """
     if weight_positions is positions:
         return positions

@@ -67,7 +67,7 @@ class TPUEmbeddingCore:
           out_of_range: As of `tlm.TPUEmbedding`.
           table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
             halves the memory of the rows. Activations are of the layer's
-            compute dtype all the same.
+            compute dtype in any case.
           rounding_seed: As of `tlm.TPUEmbedding`.
           **kwargs: Those of every Keras layer, such as `name`.
 

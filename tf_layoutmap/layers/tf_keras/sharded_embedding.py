@@ -62,7 +62,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         self._check_can_build()
         if _tf_keras_private.layout_map_in_use() is not None:
             raise RuntimeError(
-                "On a mesh, tables lie in models of Keras 3; use "
+                "On a mesh, tables belong to models of Keras 3; use "
                 "tlm.layers.ShardedEmbedding, or build this layer outside of "
                 f"`layout_map_scope`. Received: layer {self.name!r} of "
                 "tf_keras.")

@@ -138,8 +138,8 @@ class Reads:
 
         Args:
           chunk_rows: How many rows of a shard to read at a time, so that no
-            more than these are in memory besides table and result. None: a
-            shard.
+            more than these are in memory in addition to table and result.
+            None: a shard.
         """
         shards = self._own_shards
         if not tf.executing_eagerly():

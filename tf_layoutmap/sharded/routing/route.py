@@ -41,7 +41,7 @@ def locate(shards: Shards, found: Sequence[parts.Part],
     part_of_shard = [0] * len(shards.variables)
     first_row_of_shard = [0] * len(shards.variables)
     for number, part in enumerate(found):
-        # Inside a part, shards lie after each other.
+        # Inside a part, shards follow each other.
         first_row = 0
         for shard in part.numbers:
             part_of_shard[shard] = number
