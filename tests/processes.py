@@ -1,5 +1,6 @@
 """Several processes of one test: free ports, a deadline, and their end."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -22,6 +23,55 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
+def start_workers(program: pathlib.Path, arguments: list[list[str]],
+                  folder: pathlib.Path) -> list["Worker"]:
+    """Starts the workers of one `MultiWorkerMirroredStrategy`.
+
+    Args:
+      program: Is run as a script, with the package on its path.
+      arguments: Of each worker.
+      folder: For what they print.
+    """
+    addresses = [f"localhost:{port}" for port in free_ports(len(arguments))]
+    workers = []
+    for index, own in enumerate(arguments):
+        log = folder / f"worker_{index}.log"
+        with log.open("w") as file:
+            workers.append(Worker(log, subprocess.Popen(
+                [sys.executable, str(program), *own],
+                stdout=file, stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": str(ROOT),
+                     "TF_CONFIG": json.dumps({
+                         "cluster": {"worker": addresses},
+                         "task": {"type": "worker", "index": index}})})))
+    return workers
+
+
+@dataclasses.dataclass
+class Worker:
+    """A process of a test, and the file with what it prints."""
+
+    log: pathlib.Path
+    process: subprocess.Popen
+
+    def wait(self, seconds: float) -> int | str:
+        """Returns its exit code, or "too late"."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return "too late"
+
+    def check(self, seconds: float) -> None:
+        """Waits for its end without an error."""
+        code = self.wait(seconds)
+        assert code == 0, f"{code}: {self.log.read_text()[-3000:]}"
+
+    def kill(self) -> None:
+        """Ends it, if it still runs."""
+        self.process.kill()
+        self.process.wait()
+
+
 def run_clients(module: str, folder: pathlib.Path, *arguments: str,
                 seconds: float, count: int = 2) -> list[dict]:
     """Runs DTensor clients to their end.
@@ -40,27 +90,22 @@ def run_clients(module: str, folder: pathlib.Path, *arguments: str,
     jobs = ",".join(f"localhost:{port}" for port in free_ports(count))
     # To files: nobody reads a pipe while the other process is waited for.
     logs = [folder / f"log_{client}" for client in range(count)]
-    processes = []
+    clients = []
     try:
         for client, log in enumerate(logs):
             with log.open("w") as file:
-                processes.append(subprocess.Popen(
+                clients.append(Worker(log, subprocess.Popen(
                     [sys.executable, "-m", module, *arguments],
                     stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
                     env={**os.environ,
                          "KERAS_DISTRIBUTION_PROCESS_ID": str(client),
                          "KERAS_DISTRIBUTION_NUM_PROCESSES": str(count),
-                         "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs}))
-        for process, log in zip(processes, logs, strict=True):
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                code = "too late"
-            assert code == 0, f"{code}: {log.read_text()[-3000:]}"
+                         "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs})))
+        for one in clients:
+            one.check(seconds)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        for one in clients:
+            one.kill()
     return [json.loads(line.removeprefix("FOUND "))
             for log in logs for line in log.read_text().splitlines()
             if line.startswith("FOUND ")]

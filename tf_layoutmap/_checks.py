@@ -23,9 +23,9 @@ def message(argument: str, requirement: str, value: Any,
       where: Feature, sample or table it came with; None when the call says
         enough.
     """
-    place = "" if where is None else f" ({where})"
+    location = "" if where is None else f" ({where})"
     return (f"Argument `{argument}` must be {requirement}. "
-            f"Received: {argument}={value!r}{place}.")
+            f"Received: {argument}={value!r}{location}.")
 
 
 def check_int(argument: str, value: Any, *, lowest: int | None = None,

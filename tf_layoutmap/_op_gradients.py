@@ -38,7 +38,7 @@ def register(ops: Any) -> None:
             _shard_sizes(offsets, num_shards))
 
         of_gains = None
-        # A tape tells which inputs nobody asks for: spare the second lookup.
+        # A tape tells which gradients are not used: this saves a second lookup.
         skipped = getattr(op, "skip_input_indices", None) or ()
         if num_shards + 3 not in skipped:
             rows = ops.layout_map_lookup_rows(

@@ -1,8 +1,8 @@
-"""The one door to the shared libraries: `_ops.route_ids(...)`, `_ops.native`.
+"""The one module that loads the shared libraries.
 
 The op library is compiled against TensorFlow's C++ classes, whose layout in
-memory changes between minor versions. A missing symbol would be the lucky
-case; so the version is compared before the library is loaded, never after.
+memory changes between minor versions. A missing symbol is an error, but another
+layout is not; so the version is compared before the library is loaded.
 
 Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
 `native` is the pybind11 module: the core on numpy arrays, without TensorFlow.

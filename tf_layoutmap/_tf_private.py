@@ -1,4 +1,4 @@
-"""The one door to TensorFlow's private names.
+"""The one module that imports TensorFlow's private names.
 
 Each name stands below with the reason we need it. All are looked up when this
 module is imported, so that a TensorFlow that moved one is refused here, with
@@ -215,7 +215,7 @@ def abort_cluster(why: str) -> None:
 
 
 # Where all of TensorFlow's Python makes an operation: on a mesh, those that
-# DTensor gets wrong in silence are mended there.
+# DTensor gets wrong without an error are corrected there.
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")

@@ -8,9 +8,9 @@ there is no call to load it from elsewhere. Start parameter servers and workers
 with this module, and it is there.
 
 Security: TensorFlow's server listens on all network interfaces, whatever host
-its address names, 127.0.0.1 too, and asks nobody for a password: whoever
+its address names, 127.0.0.1 too, and has no authentication: every client that
 reaches the port can read and write the tables and files of this process, and
-run operations in it. Let a firewall or a private network keep others out.
+run operations in it. Restrict access by a firewall or a private network.
 """
 
 import json

@@ -1,5 +1,7 @@
 """The host engine's lookups by token against the reference."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +19,7 @@ from tests.kernels.test_engine_ops import (
     random_gradients,
 )
 from tf_layoutmap import _ops
+from tf_layoutmap.embedding.host.engine import MARK_SHAPE
 
 
 class TokenEngine(Engine):
@@ -62,7 +65,7 @@ def test_training_is_the_references_to_the_bit(num_replicas, dtype):
                 opened.append((r, token, its_token, call))
                 for one, other in zip(found, expected, strict=True):
                     cases.same_bits(one, other)
-        marks = [tf.zeros([64, 2])] * num_replicas
+        marks = [tf.zeros(MARK_SHAPE)] * num_replicas
         followed = []
         # Backwards, as a tape; the second call is followed by nobody.
         for r, token, its_token, call in reversed(opened):
@@ -103,7 +106,7 @@ def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
 
     @tf.function
     def step(num_calls):
-        marks = tf.zeros([64, 2])
+        marks = tf.zeros(MARK_SHAPE)
         for _ in tf.range(num_calls):
             token = _ops.open_step(engine=engine.handle, replica=0, **inputs)
             marks += engine.follow(0, token, gradients)
@@ -120,8 +123,22 @@ def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
 
 def test_marks_of_nothing_train_nothing():
     engine = TokenEngine()
-    engine.apply_followed(0, tf.zeros([64, 2]))
+    engine.apply_followed(0, tf.zeros(MARK_SHAPE))
     engine.check()
+
+
+def test_a_mark_has_the_shape_that_the_engine_is_known_for():
+    engine = TokenEngine()
+    token, _ = engine.open(0, random_batch(1))
+    assert engine.follow(0, token, random_gradients(1)).shape == MARK_SHAPE
+
+    @tf.function
+    def shape_while_tracing():
+        mark = engine.follow(0, token, random_gradients(1))
+        assert mark.shape == MARK_SHAPE
+        return mark
+
+    assert shape_while_tracing().shape == MARK_SHAPE
 
 
 def test_what_has_expired_is_refused_by_its_token():
@@ -156,7 +173,7 @@ BAD_CALLS = {
         "This engine has 4 features. Received: 3"),
     "marks too few": (
         lambda e, t: e.apply_followed(0, tf.zeros([3, 2])),
-        "`marks` must have 128 values. Received: 6"),
+        f"`marks` must have {math.prod(MARK_SHAPE)} values. Received: 6"),
     "a learning rate that is none": (
         lambda e, t: e.apply_followed(
             0, e.follow(0, t, random_gradients(1)),

@@ -1,7 +1,7 @@
 """`TPUEmbedding`: the Cloud TPU embedding API over a TPU or the host engine.
 
-Made and built here; `step_verbs`, `table_access` and `checkpoint_hooks` have
-the methods of each use. Whatever differs between the two is in their backends.
+It is made and built here; the modules of `api` have the methods of each use.
+Whatever differs between the two is in their backends.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.embedding import serving
 from tf_layoutmap.embedding.api.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.api.state import EmbeddingState
-from tf_layoutmap.embedding.api.steps import StepVerbs
+from tf_layoutmap.embedding.api.steps import StepMethods
 from tf_layoutmap.embedding.api.table_access import TableAccess
 from tf_layoutmap.embedding.host import backend as host_backend
 from tf_layoutmap.embedding.spec import config
@@ -26,7 +27,7 @@ from tf_layoutmap.embedding.variables import tables
 _as_written = tf.autograph.experimental.do_not_convert
 
 
-class TPUEmbedding(StepVerbs, TableAccess, CheckpointHooks, tf.Module):
+class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     """Embedding tables with optimizers of their own.
 
     The interface is that of `tf.tpu.experimental.embedding.TPUEmbedding`.
@@ -100,7 +101,7 @@ class TPUEmbedding(StepVerbs, TableAccess, CheckpointHooks, tf.Module):
             two neighbours by chance, so that small updates are not lost on
             average; beyond the largest finite value they stay there. Slot
             variables are float32. A TPU has float32 only.
-          rounding_seed: What that chance depends on, beside the table, the
+          rounding_seed: What that chance depends on, along with the table, the
             number of its updates, the row and the column.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
@@ -156,7 +157,7 @@ class TPUEmbedding(StepVerbs, TableAccess, CheckpointHooks, tf.Module):
             feature_config, spec, table_configs, strategy_replicas,
             out_of_range, backend, engine == "tpu" and not on_tpu)
         if strategy_replicas.has_processes:
-            # Now, while all processes are known to be at the same place.
+            # Now, while all processes are known to be at the same line.
             self.build()
 
     @_as_written
@@ -202,6 +203,15 @@ class TPUEmbedding(StepVerbs, TableAccess, CheckpointHooks, tf.Module):
             # restore that waits for them is carried out here.
             self._variables = backend.create_tables()
             backend.start(self._variables)
+
+    @_as_written
+    def __call__(self, features: Any, weights: Any = None) -> Any:
+        """Looks up outside of any step, by stock ops; see
+        `serving_embedding_lookup`."""
+        return serving.serving_embedding_lookup(
+            features, weights, self.embedding_tables,
+            self._state.feature_config,
+            out_of_range=self._state.out_of_range)
 
 
 def _check_tpu_arguments(

@@ -13,7 +13,7 @@ from tf_layoutmap import _checks
 PLACEMENTS = ("div", "mod", "offsets", "callable")
 
 # Rows that a callable placement is asked for at once: large enough to be fast,
-# small beside any table.
+# small compared with any table.
 _CHUNK_ROWS = 1 << 20
 
 
@@ -216,13 +216,14 @@ class RowPartition:
                     f"sizes {self.sizes}.")
             found[starts[shards] + local_rows] = rows
         if (found < 0).any():
-            # As many rows as places: one left empty means another taken twice.
-            place = int(np.argmin(found))
-            shard = int(np.searchsorted(self.offsets[1:], place, "right"))
+            # As many rows as positions: if one is empty, another is taken
+            # twice.
+            position = int(np.argmin(found))
+            shard = int(np.searchsorted(self.offsets[1:], position, "right"))
             raise ValueError(
                 "A callable placement must fill every row of every shard "
                 "once. Received: nothing for local row "
-                f"{place - self.offsets[shard]} of shard {shard}.")
+                f"{position - self.offsets[shard]} of shard {shard}.")
         return found
 
 

@@ -76,8 +76,9 @@ def _embedding_lookup(params, ids, max_norm=None, name=None):
             return tf.ragged.map_flat_values(
                 lambda flat_ids: _embedding_lookup(table, flat_ids, max_norm),
                 ids)
-        ids = checks.ids_of(table._shards(), ids)
-        rows = routing.gather(table._shards(), ids)
+        shards = table._shards()
+        ids = checks.ids_of(shards, ids)
+        rows = routing.gather(shards, ids)
         return _clip(rows, max_norm, ids.shape.rank)
 
 
@@ -87,10 +88,10 @@ def _embedding_lookup_sparse(params, sp_ids, sp_weights, combiner=None,
     table = _one_table(params)
     with tf.name_scope(name or "embedding_lookup_sparse"):
         _check_sparse("sp_ids", sp_ids)
-        unique_ids, places = tf.unique(_flat_values(sp_ids))
+        unique_ids, positions = tf.unique(_flat_values(sp_ids))
         rows = routing.gather(table._shards(), unique_ids)
         return tf.nn.embedding_lookup_sparse(
-            rows, _with_flat_values(sp_ids, places), sp_weights,
+            rows, _with_flat_values(sp_ids, positions), sp_weights,
             combiner=combiner, max_norm=max_norm,
             allow_fast_lookup=allow_fast_lookup)
 
@@ -108,13 +109,13 @@ def _safe_embedding_lookup_sparse(embedding_weights, sparse_ids,
         # So that row comes first, and negative ids stay negative.
         default_row = tf.cast(0 if default_id is None else default_id,
                               ids.dtype)
-        unique_ids, places = tf.unique(tf.where(ids < 0, default_row, ids))
+        unique_ids, positions = tf.unique(tf.where(ids < 0, default_row, ids))
         rows = routing.gather(
             table._shards(),
             tf.concat([tf.reshape(default_row, [1]), unique_ids], axis=0))
-        places = tf.where(ids < 0, -1, places + 1)
+        positions = tf.where(ids < 0, -1, positions + 1)
         return tf.nn.safe_embedding_lookup_sparse(
-            rows, _with_flat_values(sparse_ids, tf.cast(places, tf.int64)),
+            rows, _with_flat_values(sparse_ids, tf.cast(positions, tf.int64)),
             sparse_weights, combiner=combiner,
             default_id=None if default_id is None else 0, max_norm=max_norm,
             allow_fast_lookup=allow_fast_lookup)

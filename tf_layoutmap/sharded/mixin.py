@@ -15,6 +15,11 @@ from tf_layoutmap.sharded.routing.shards import Shards
 from tf_layoutmap.sharded.saving import trackable
 
 
+def table_of(variable: Any) -> Any:
+    """Returns the table that a variable is a shard of, or None."""
+    return getattr(variable, "_sharded_container", lambda: None)()
+
+
 class ShardedVariableMixin(reading.Reads, writing.Writes,
                            trackable.LogicalVariable):
     """All of `ShardedVariable`, for a class that cannot be a composite tensor.
@@ -93,8 +98,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
                 for number, variable in enumerate(shards.variables)):
             return
         for variable in shards.variables:
-            owner = getattr(variable, "_sharded_container", lambda: None)
-            if owner() is None:
+            if table_of(variable) is None:
                 variable._sharded_container = weakref.ref(self)
 
     # What it is.

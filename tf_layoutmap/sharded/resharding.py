@@ -28,7 +28,7 @@ def reshard(shards: Shards, partition: RowPartition,
       The new variables.
     """
     pieces = [[] for _ in range(partition.num_shards)]
-    places = [[] for _ in range(partition.num_shards)]
+    positions = [[] for _ in range(partition.num_shards)]
     trainable = shards.variables[0].trainable
     device = shards.variables[0].device
     names = [f"{shards.name}/part_{shard}"
@@ -40,19 +40,19 @@ def reshard(shards: Shards, partition: RowPartition,
             mine = (owners == shard).nonzero()[0]
             if mine.size:
                 pieces[shard].append(_piece(shards, number, mine))
-                places[shard].append(new_rows[mine])
+                positions[shard].append(new_rows[mine])
         _empty(variable)
     variables = []
     for shard, size in enumerate(partition.sizes):
         with tf.device(devices[shard] if devices else device):
             variables.append(tf.Variable(
-                _assemble(shards, pieces[shard], places[shard], size),
+                _assemble(shards, pieces[shard], positions[shard], size),
                 trainable=trainable, name=names[shard]))
-        pieces[shard] = places[shard] = None
+        pieces[shard] = positions[shard] = None
     return variables
 
 
-def _assemble(shards: Shards, pieces: list[tf.Tensor], places: list,
+def _assemble(shards: Shards, pieces: list[tf.Tensor], positions: list,
               size: int) -> tf.Tensor:
     shape = shards.variables[0].shape.as_list()
     shape[shards.axis] = size
@@ -61,7 +61,7 @@ def _assemble(shards: Shards, pieces: list[tf.Tensor], places: list,
     if shards.axis == 1:
         return tf.concat(pieces, axis=1)  # Columns are always contiguous.
     return tf.dynamic_stitch(
-        [tf.constant(place, tf.int32) for place in places], pieces)
+        [tf.constant(part, tf.int32) for part in positions], pieces)
 
 
 def _piece(shards: Shards, number: int, mine: np.ndarray) -> tf.Tensor:

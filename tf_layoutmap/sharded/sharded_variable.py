@@ -1,6 +1,5 @@
 """`ShardedVariable`: one table in many shards, used like one `tf.Variable`."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,115 +10,10 @@ from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import Partitioner, RowPartition
 from tf_layoutmap.sharded import arguments, gradient
 from tf_layoutmap.sharded import initial_value as _initial_value
-from tf_layoutmap.sharded.access import indexing
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
 from tf_layoutmap.sharded.routing.shards import Shards
-
-# A TypeSpec must be made of what TensorFlow can hash, and functions are not:
-# a callable placement is known by its number here.
-_FUNCTIONS: dict[int, Callable] = {}
-
-
-class ShardedVariableSpec(tf.TypeSpec):
-    """The type of a `ShardedVariable`: its shards, how they lie, its name.
-
-    The name belongs to it because messages of a function that takes a table
-    as argument must say which table it was; the devices because each needs
-    operations of its own there.
-    """
-
-    __slots__ = ["_variable_specs", "_name", "_axis", "_placement", "_devices"]
-
-    def __init__(self, *variable_specs: Any, name: str = "ShardedVariable",
-                 axis: int = 0, placement: Any = "offsets",
-                 devices: Sequence[str] | None = None):
-        """Makes the spec.
-
-        Args:
-          *variable_specs: One spec of a `tf.Variable` per shard.
-          name: Name of the table.
-          axis: The axis along which it is cut.
-          placement: `"offsets"`: contiguous. `"div"`, `"mod"` or a callable:
-            as for `ShardedVariable`.
-          devices: The device of each shard. None: all on one CPU of this
-            process.
-        """
-        self._devices = None if devices is None else tuple(devices)
-        self._variable_specs = tuple(variable_specs)
-        self._name = name
-        self._axis = axis
-        self._placement = placement
-
-    @property
-    def value_type(self) -> type:
-        return ShardedVariable
-
-    @property
-    def name(self) -> str:
-        """Name of the table."""
-        return self._name
-
-    @property
-    def axis(self) -> int:
-        """The axis along which the table is cut."""
-        return self._axis
-
-    @property
-    def placement(self) -> Any:
-        """The rule by which shards divide it."""
-        return self._placement
-
-    @property
-    def devices(self) -> tuple[str, ...] | None:
-        """The device of each shard; None: all on one CPU of this process."""
-        return self._devices
-
-    def _serialize(self):
-        placement = self._placement
-        if callable(placement):
-            _FUNCTIONS[id(placement)] = placement
-            placement = id(placement)
-        return (self._name, self._axis, placement, self._devices,
-                *self._variable_specs)
-
-    @classmethod
-    def _deserialize(cls, serialization):
-        name, axis, placement, devices, *variable_specs = serialization
-        placement = _FUNCTIONS.get(placement, placement)
-        return cls(*variable_specs, name=name, axis=axis, placement=placement,
-                   devices=devices)
-
-    def __reduce__(self):
-        # TypeSpec would give the serialization to __init__, which takes other
-        # arguments. A callable goes as itself: its number is of this process.
-        return functools.partial(
-            type(self), *self._variable_specs, name=self._name,
-            axis=self._axis, placement=self._placement,
-            devices=self._devices), ()
-
-    @property
-    def _component_specs(self):
-        return self._variable_specs
-
-    def _to_components(self, value):
-        return tuple(value.variables)
-
-    def _from_components(self, components):
-        partition = arguments.partition_of(
-            [int(spec.shape[self._axis]) for spec in self._variable_specs],
-            self._placement, self._axis, self._name)
-        shards = Shards(list(components), partition, self._name, self._axis,
-                        argument_devices=self._devices)
-        if all(isinstance(v, tf.Variable) for v in components):
-            table = ShardedVariable._of(shards)
-            table._is_component = True
-            return table
-        if all(tf.is_tensor(v) and v.dtype != tf.resource
-               for v in components):
-            # Where variables go as their values, the table does.
-            return indexing.dense(shards)
-        return tuple(components)  # Anything tf.nest was asked to put there.
+from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
 
 
 class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
@@ -258,8 +152,8 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:
-          ValueError: Rows do not lie as TensorFlow takes for granted, so that
-            its lookups would give other rows.
+          ValueError: Rows are not placed as TensorFlow assumes, so that its
+            lookups would give other rows.
         """
         shards = self._own_shards
         if shards.axis != 0 or shards.partition.placement != "div":
@@ -288,6 +182,9 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         # What leaves a function or enters a loop is the value, as it is for
         # tf.Variable.
         return tf.convert_to_tensor(self)
+
+
+ShardedVariableSpec.table_class = ShardedVariable
 
 
 def _cut(value: Any, partition: RowPartition, shard: int, axis: int) -> Any:

@@ -1,18 +1,12 @@
 """TPUEmbedding in two processes on this machine."""
 
-import json
-import os
 import pathlib
-import socket
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import strategies
+from tests import processes, strategies
 from tests.embedding.host import multi_process_faults, multi_process_program
 
 NUM_STEPS = 6
@@ -22,27 +16,20 @@ DEADLINE_SECONDS = 180
 DEATH_SECONDS = 60
 
 
-def start(outputs, *arguments, program=multi_process_program.__file__):
-    sockets = [socket.socket() for _ in outputs]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    addresses = [f"localhost:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    root = pathlib.Path(__file__).parents[3]
-    return [subprocess.Popen(
-        [sys.executable, program, str(output), *arguments],
-        env={**os.environ, "PYTHONPATH": str(root), "TF_CONFIG": json.dumps({
-            "cluster": {"worker": addresses},
-            "task": {"type": "worker", "index": index}})},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for index, output in enumerate(outputs)]
+@pytest.fixture
+def start(tmp_path):
+    """Starts a worker for each output, and ends them after the test."""
+    workers = []
 
+    def start(outputs, *arguments, program=multi_process_program):
+        workers.extend(processes.start_workers(
+            pathlib.Path(program.__file__),
+            [[str(output), *arguments] for output in outputs], tmp_path))
+        return workers
 
-def stop(processes):
-    for one in processes:
+    yield start
+    for one in workers:
         one.kill()
-        one.wait()
 
 
 def train_in_one_process(num_steps, random):
@@ -71,15 +58,10 @@ def train_in_one_process(num_steps, random):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in order", "by token"])
-def test_two_processes_train_as_one_to_the_bit(how, tmp_path):
+def test_two_processes_train_as_one_to_the_bit(how, start, tmp_path):
     outputs = [tmp_path / f"{index}.npz" for index in range(2)]
-    processes = start(outputs, str(NUM_STEPS), how)
-    try:
-        for one in processes:
-            _, errors = one.communicate(timeout=DEADLINE_SECONDS)
-            assert one.returncode == 0, errors[-3000:]
-    finally:
-        stop(processes)
+    for one in start(outputs, str(NUM_STEPS), how):
+        one.check(DEADLINE_SECONDS)
     found = [dict(np.load(output)) for output in outputs]
     expected, activations = train_in_one_process(NUM_STEPS, found[0]["start"])
     # Rows without a seed are those of the first process.
@@ -94,19 +76,12 @@ def test_two_processes_train_as_one_to_the_bit(how, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_whose_peer_died_ends_with_an_error(tmp_path):
-    processes = start([tmp_path / "0.npz", tmp_path / "1.npz"], "5",
-                      "in order", "3")
-    try:
-        survivor, dead = processes
-        dead.communicate(timeout=DEADLINE_SECONDS)
-        start_of_wait = time.perf_counter()
-        _, errors = survivor.communicate(timeout=DEATH_SECONDS)
-        assert time.perf_counter() - start_of_wait < DEATH_SECONDS
-        assert survivor.returncode != 0
-        assert "Error" in errors
-    finally:
-        stop(processes)
+def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
+    survivor, dead = start(
+        [tmp_path / "0.npz", tmp_path / "1.npz"], "5", "in order", "3")
+    dead.wait(DEADLINE_SECONDS)
+    assert survivor.wait(DEATH_SECONDS) not in (0, "too late")
+    assert "Error" in survivor.log.read_text()
 
 
 @pytest.mark.slow
@@ -117,14 +92,9 @@ def test_a_process_whose_peer_died_ends_with_an_error(tmp_path):
      "table words with 5 rows"),
     ("restore_in_one", "Process 0 has restored 0 times, process 1 1 times."),
     ("restore_in_both", "trained")])
-def test_an_error_names_the_process(tmp_path, case, words):
+def test_an_error_names_the_process(start, tmp_path, case, words):
     outputs = [tmp_path / f"{index}.txt" for index in range(2)]
-    processes = start(outputs, case, program=multi_process_faults.__file__)
-    try:
-        for one in processes:
-            _, errors = one.communicate(timeout=DEADLINE_SECONDS)
-            assert one.returncode == 0, errors[-3000:]
-    finally:
-        stop(processes)
+    for one in start(outputs, case, program=multi_process_faults):
+        one.check(DEADLINE_SECONDS)
     for output in outputs:
         assert words in output.read_text()

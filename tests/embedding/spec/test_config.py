@@ -30,7 +30,6 @@ def test_tables_come_in_the_order_features_first_name_them():
     assert [one.name for one in spec.tables] == ["words", "ads"]
     assert [one.table for one in spec.features] == [0, 1, 1]
     assert configs == [words, ads]
-    assert spec.features_of(1) == list(spec.features[1:])
 
 
 def test_tables_without_a_name_are_called_by_their_place():

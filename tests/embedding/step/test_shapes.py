@@ -153,7 +153,7 @@ def test_inner_sizes_that_nobody_knows_are_refused():
 
 
 @pytest.mark.parametrize(("shape", "value", "words"), [
-    ([4, 2], tf.ragged.constant([[1], [2], [3]]), "divides the 8 places"),
+    ([4, 2], tf.ragged.constant([[1], [2], [3]]), "divides the 8 positions"),
     ([None, 2], tf.ragged.constant([[1], [2]]), "known while tracing"),
 ])
 def test_ragged_inputs_that_fit_no_shape_are_refused(shape, value, words):

@@ -106,7 +106,7 @@ def test_other_shapes_than_before_are_refused():
             tf.TensorSpec([4], tf.int64))
     with pytest.raises(ValueError, match="Inconsistent shape found"):
         embedding.build({"a": tf.TensorShape([4])})
-    with pytest.raises(ValueError, match="divide the 6 places"):
+    with pytest.raises(ValueError, match="divide the 6 positions"):
         enqueue(tf.RaggedTensorSpec([4, None], tf.int64), output_shape=[2, 3])
     for wrong in (0, -1, True):
         with pytest.raises(ValueError, match="batch size"):

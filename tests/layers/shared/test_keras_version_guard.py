@@ -56,7 +56,7 @@ def test_a_tf_keras_layer_is_refused_in_a_keras_3_model(tf_keras):
     words(np.array([[1, 2, 3]]))
 
 
-def test_optimizers_and_schedules_of_the_other_flavour_are_refused(tf_keras):
+def test_optimizers_and_schedules_of_the_other_version_are_refused(tf_keras):
     from tests.layers.tf_keras import models as tf_keras_models
 
     config = tf.tpu.experimental.embedding

@@ -20,7 +20,7 @@ DISTINCT = np.array([[0, 3], [5, 10], [3, 7], [0, 1]])
 
 
 @pytest.fixture(params=KERAS)
-def flavour(request):
+def keras_version(request):
     return KERAS[request.param]
 
 
@@ -48,8 +48,8 @@ INITIALIZERS = {
 
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_first_values_are_those_of_embedding_for_any_number_of_shards(
-        flavour, name):
-    library, sharded = flavour
+        keras_version, name):
+    library, sharded = keras_version
     make = INITIALIZERS[name]
     for shape, num_shards in (((ROWS, DIM), 1), ((ROWS, DIM), 3),
                               ((50, 4), 8), ((13, 5), 13), ((1001, 33), 5)):
@@ -62,8 +62,8 @@ def test_first_values_are_those_of_embedding_for_any_number_of_shards(
 
 
 @pytest.mark.parametrize("name", ["uniform", "normal", "truncated"])
-def test_shards_draw_no_whole_table(flavour, name, monkeypatch):
-    library, sharded = flavour
+def test_shards_draw_no_whole_table(keras_version, name, monkeypatch):
+    library, sharded = keras_version
     kind = type(library.initializers.get(INITIALIZERS[name](library)))
 
     def refuse(self, shape, dtype=None, **kwargs):
@@ -74,8 +74,8 @@ def test_shards_draw_no_whole_table(flavour, name, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_other_dtypes_begin_as_embedding_too(flavour, dtype):
-    library, sharded = flavour
+def test_other_dtypes_begin_as_embedding_too(keras_version, dtype):
+    library, sharded = keras_version
     expected, layer = (
         seeded_table(library, one, INITIALIZERS["uniform"], dtype=dtype, **more)
         for one, more in ((library.layers.Embedding, {}),
@@ -146,13 +146,14 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_are_those_of_embedding_for_any_number_of_shards(
-        flavour, rule, optimizer):
-    assert_as_embedding(*flavour, RULES[rule], OPTIMIZERS[optimizer])
+        keras_version, rule, optimizer):
+    assert_as_embedding(*keras_version, RULES[rule], OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize("rule", ["rows", "own"])
-def test_rules_of_one_shard_are_those_of_embedding(flavour, rule):
-    assert_as_embedding(*flavour, RULES[rule], OPTIMIZERS["adam"], num_shards=1)
+def test_rules_of_one_shard_are_those_of_embedding(keras_version, rule):
+    assert_as_embedding(
+        *keras_version, RULES[rule], OPTIMIZERS["adam"], num_shards=1)
 
 
 def test_rules_hold_under_legacy_optimizers_too():
@@ -183,8 +184,9 @@ def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
 # Where the table trains itself: the rows of the batch.
 
 
-def test_a_self_trained_table_regularizes_each_row_of_a_call_once(flavour):
-    library, sharded = flavour
+def test_a_self_trained_table_regularizes_each_row_of_a_call_once(
+        keras_version):
+    library, sharded = keras_version
     layer = sharded(
         ROWS, DIM, num_shards=3, embeddings_initializer=by_shard,
         optimizer=tf.tpu.experimental.embedding.SGD(0.5),
@@ -204,8 +206,8 @@ def test_a_self_trained_table_regularizes_each_row_of_a_call_once(flavour):
     np.testing.assert_allclose(layer.embeddings.numpy(), expected, rtol=1e-6)
 
 
-def test_a_self_trained_table_constrains_the_rows_of_the_step(flavour):
-    library, sharded = flavour
+def test_a_self_trained_table_constrains_the_rows_of_the_step(keras_version):
+    library, sharded = keras_version
     layer = sharded(
         ROWS, DIM, num_shards=3, embeddings_initializer=by_shard,
         optimizer="adagrad",
@@ -221,8 +223,8 @@ def test_a_self_trained_table_constrains_the_rows_of_the_step(flavour):
 
 @pytest.mark.parametrize("axis", [0, [0, 1], -2])
 def test_constraints_that_mix_rows_are_refused_where_a_table_trains_itself(
-        flavour, axis):
-    library, sharded = flavour
+        keras_version, axis):
+    library, sharded = keras_version
     with pytest.raises(ValueError, match="treat each row by itself"):
         sharded(ROWS, DIM, optimizer="sgd",
                 embeddings_constraint=library.constraints.MaxNorm(1., axis))
@@ -230,8 +232,8 @@ def test_constraints_that_mix_rows_are_refused_where_a_table_trains_itself(
 
 @pytest.mark.parametrize("argument", [
     "embeddings_regularizer", "embeddings_constraint"])
-def test_what_is_no_rule_is_refused(flavour, argument):
-    library, sharded = flavour
+def test_what_is_no_rule_is_refused(keras_version, argument):
+    library, sharded = keras_version
     with pytest.raises((TypeError, ValueError), match="3|nonsense"):
         sharded(ROWS, DIM, **{argument: 3})
     with pytest.raises((TypeError, ValueError), match="nonsense"):
@@ -239,8 +241,8 @@ def test_what_is_no_rule_is_refused(flavour, argument):
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
-def test_rules_are_saved_with_the_layer(flavour, optimizer, tmp_path):
-    library, sharded = flavour
+def test_rules_are_saved_with_the_layer(keras_version, optimizer, tmp_path):
+    library, sharded = keras_version
     layer = sharded(
         ROWS, DIM, num_shards=3, optimizer=optimizer,
         embeddings_regularizer=library.regularizers.L2(0.25),

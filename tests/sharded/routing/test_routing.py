@@ -148,3 +148,25 @@ def test_repeated_ids_all_count(values, sizes):
     table.scatter_add(tf.IndexedSlices(tf.ones([5, 2]), [9, 9, 0, 9, 0]))
     np.testing.assert_array_equal(
         (table.numpy() - values)[:, 0], [2, *[0] * 8, 3])
+
+
+@pytest.mark.parametrize(("axis", "num_plans"), [(0, 1), (1, 2)])
+@pytest.mark.parametrize("call", [
+    lambda table, ids: tf.gather(table, ids),
+    lambda table, ids: tf.nn.embedding_lookup(table, ids),
+    lambda table, ids: table.sparse_read(ids),
+    lambda table, ids: table.scatter_add(
+        tf.IndexedSlices(tf.ones([2, 2]), ids)),
+], ids=["gather", "embedding_lookup", "sparse_read", "scatter_add"])
+def test_a_call_is_planned_once(monkeypatch, values, call, axis, num_plans):
+    # With columns in two shards, each is a table of its own.
+    plans = []
+    original = parts.parts_of
+    monkeypatch.setattr(
+        parts, "parts_of",
+        lambda shards: plans.append(shards) or original(shards))
+    table = ShardedVariable.create(values, num_shards=2, axis=axis)
+    call(table, tf.constant([3, 0]))
+    assert len(plans) == num_plans
+    tf.function(call)(table, tf.constant([3, 0]))
+    assert len(plans) == 2 * num_plans

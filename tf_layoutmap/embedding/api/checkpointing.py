@@ -23,10 +23,7 @@ class CheckpointHooks:
         if hasattr(self, "_state") and _tf_private.in_async_save():
             self._check_copied()
         elif hasattr(self, "_state"):
-            if self._state.backend.is_on_tpu:
-                self._state.backend.sync.note_walk()
-            else:
-                self._state.flush_eagerly()
+            self._state.backend.before_read()
         return super()._trackable_children(save_type, **kwargs)
 
     def _copy_trackable_to_cpu(self, object_map):
@@ -36,10 +33,7 @@ class CheckpointHooks:
         backend = self._state.backend
         if tf.executing_eagerly():
             self._state.is_copied = backend.is_built
-        if backend.is_on_tpu:
-            backend.sync.retrieve()
-        elif backend.is_built:
-            backend.flush()
+        backend.before_async_copy()
 
     def _check_copied(self):
         # TensorFlow copies what there was at the first save, and would write
@@ -58,15 +52,10 @@ class CheckpointHooks:
         backend = self._state.backend
         if not backend.is_built:
             return None
-        if backend.is_on_tpu:
-            backend.sync.note_restore()
-        else:
-            self._state.flush_eagerly()
-            backend.check_idle()
+        backend.before_restore()
         if path is not None:
             restore_checks.check_shapes(path, "_variables", self._variables)
-            if not backend.is_on_tpu:
-                backend.note_restore()
+            backend.note_restore()
         return None
 
     def _load_variables(self):
@@ -74,10 +63,8 @@ class CheckpointHooks:
 
         Its restore calls this, of a checkpoint that it has written.
         """
-        if self._state.backend.is_on_tpu:
-            self._state.backend.sync.load()
+        self._state.backend.load_variables()
 
     def _retrieve_variables(self):
         """Brings the variables up to date, as of TensorFlow's class."""
-        if self._state.backend.is_on_tpu:
-            self._state.backend.sync.retrieve()
+        self._state.backend.retrieve_variables()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding.host import backend as host_backend
+from tf_layoutmap.embedding.api.backend import Backend, EngineBackend
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import replicas
-from tf_layoutmap.embedding.tpu import backend as tpu_backend
 
 
 @dataclasses.dataclass
@@ -19,8 +18,7 @@ class EmbeddingState:
     """What an embedding knows and a checkpoint must not.
 
     Attributes:
-      backend: What carries the steps out. Both kinds have `is_built`,
-        `declare`, `create_tables`, `start`, `enqueue`, `dequeue` and `apply`.
+      backend: What carries the steps out.
       is_refused: Whether steps are for a TPU that is not there.
       is_copied: Whether the last asynchronous checkpoint that began found
         variables to copy.
@@ -31,7 +29,7 @@ class EmbeddingState:
     table_configs: list[Any]
     replicas: replicas.Replicas
     out_of_range: str
-    backend: host_backend.HostBackend | tpu_backend.TPUBackend
+    backend: Backend
     is_refused: bool
     is_copied: bool = False
 
@@ -76,22 +74,14 @@ class EmbeddingState:
         if training:
             self.check_optimizers("enqueue(training=True)")
 
-    def require_host(self, method: str) -> host_backend.HostBackend:
+    def require_host(self, method: str) -> EngineBackend:
         """Returns the built backend, which must be the host's."""
         self.check_built(method)
-        backend = self.backend
-        if backend.is_on_tpu:
+        if self.backend.is_on_tpu:
             raise RuntimeError(
                 f"`{method}` is of the host engine; a TPU keeps its steps to "
                 "itself.")
-        return backend
-
-    def flush_eagerly(self):
-        """Lands what pipelining holds back, but while a function is traced."""
-        # While a function is traced its reads see what has landed by then;
-        # and one that is exported must not hold an op of ours.
-        if tf.executing_eagerly():
-            self.backend.flush()
+        return cast(EngineBackend, self.backend)
 
 
 def _check_not_exported(method: str):

@@ -1,4 +1,4 @@
-"""The three verbs of a step."""
+"""The three calls of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_layoutmap.embedding.step import structure
 _as_written = tf.autograph.experimental.do_not_convert
 
 
-class StepVerbs:
+class StepMethods:
     """`enqueue`, `dequeue` and `apply_gradients` of `TPUEmbedding`."""
 
     _state: EmbeddingState
@@ -62,9 +62,10 @@ class StepVerbs:
         self._state.check_can_step("enqueue")
         self._state.check_training(training)
         backend = self._state.backend
-        backend.enqueue(
-            features, weights, training, name, device,
-            lambda: None if backend.is_built else self._create())
+        batch = backend.read(features, weights, device)
+        if not backend.is_built:
+            self._create()
+        backend.enqueue(batch, training, name)
 
     @_as_written
     def dequeue(self, name: str | None = None) -> Any:
@@ -124,7 +125,7 @@ class StepVerbs:
     @property
     def _verify_output_shapes_on_enqueue(self) -> bool:
         """Whether `enqueue` checks shapes; programs switch it off."""
-        return getattr(self._state.backend, "checks_shapes", True)
+        return self._state.backend.checks_shapes
 
     @_verify_output_shapes_on_enqueue.setter
     def _verify_output_shapes_on_enqueue(self, value: bool):

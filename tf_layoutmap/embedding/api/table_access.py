@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding import serving
 from tf_layoutmap.embedding.api.state import EmbeddingState
 from tf_layoutmap.embedding.variables import tables
 
@@ -16,10 +16,11 @@ _as_written = tf.autograph.experimental.do_not_convert
 
 
 class TableAccess:
-    """Tables, slot variables, lookups and counts of `TPUEmbedding`."""
+    """Tables, slot variables and counts of `TPUEmbedding`."""
 
     _state: EmbeddingState
     _variables: dict[str, dict[str, Any]]
+    build: Callable[[], None]
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
@@ -51,15 +52,6 @@ class TableAccess:
                 for one, spec in self._tables()}
 
     @_as_written
-    def __call__(self, features: Any, weights: Any = None) -> Any:
-        """Looks up outside of any step, by stock ops; see
-        `serving_embedding_lookup`."""
-        return serving.serving_embedding_lookup(
-            features, weights, self.embedding_tables,
-            self._state.feature_config,
-            out_of_range=self._state.out_of_range)
-
-    @_as_written
     def flush(self):
         """Lands the update that pipelining still holds back, if any.
 
@@ -74,9 +66,7 @@ class TableAccess:
 
         A step that was applied is none of them: pipelined, it lands first.
         """
-        backend = self._state.require_host("reset")
-        backend.flush()
-        backend.engine.reset()
+        self._state.require_host("reset").reset()
 
     def stats(self) -> dict[str, Any]:
         """Returns what the engine holds.
@@ -95,13 +85,13 @@ class TableAccess:
         backend = self._state.require_host("stats")
         if not tf.executing_eagerly():
             raise RuntimeError("`stats` must be called outside tf.function.")
-        return backend.engine.describe()
+        return backend.describe()
 
     def _make_readable(self, what: str):
         """Sees to it that the variables hold what the tables are."""
         if not self._state.backend.is_on_tpu:
             self.build()
-            self._state.flush_eagerly()
+            self._state.backend.before_read()
             return
         if not _tf_private.in_save_context():
             raise RuntimeError(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.embedding.host import batches, multi_process_engine
 from tf_layoutmap.embedding.host import engine as host_engine
-from tf_layoutmap.embedding.host import multi_process_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import forward_only, replicas, structure
+from tf_layoutmap.embedding.step import (
+    build_shapes,
+    forward_only,
+    replicas,
+)
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.variables import tables
 
@@ -24,6 +28,9 @@ class HostBackend:
     """
 
     is_on_tpu = False
+    mark_shape = host_engine.MARK_SHAPE
+    # They are cheap and protect memory.
+    checks_shapes = True
 
     def __init__(
         self, feature_config: Any, spec: config.EmbeddingSpec,
@@ -40,6 +47,8 @@ class HostBackend:
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
         self._shapes = host_shapes.StepShapes(spec)
+        self._reader = batches.BatchReader(
+            feature_config, strategy_replicas, self._shapes)
         self._modes = forward_only.StepModes()
         self.engine: host_engine.HostEngine | None = None
 
@@ -48,9 +57,9 @@ class HostBackend:
         """Whether the engine is there."""
         return self.engine is not None
 
-    def declare(self, shapes: Any, batch_size: int | None):
+    def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
-        num_samples = host_shapes.read_num_samples(
+        num_samples = build_shapes.read_arguments(
             self._feature_config, self._spec.features, shapes, batch_size)
         if num_samples is not None:
             self._shapes.declare(num_samples)
@@ -59,7 +68,7 @@ class HostBackend:
         """Creates the variables of all tables."""
         return tables.create_tables(self._spec, self._partitioner)
 
-    def start(self, variables: dict[str, dict[str, Any]]):
+    def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the engine over the variables."""
         options = {"is_pipelined": self._is_pipelined,
                    "out_of_range": self._out_of_range,
@@ -75,25 +84,21 @@ class HostBackend:
                 spec, variables,
                 num_replicas=self._replicas.num_replicas, **options)
 
-    def enqueue(self, features: Any, weights: Any, training: Any,
-                name: str | None, device: str | None,
-                build: Callable[[], None]):
-        """Hands one step over; see `TPUEmbedding.enqueue`."""
-        if (self._replicas.has_processes and device is None
-                and tf.distribute.in_cross_replica_context()):
+    def read(self, features: Any, weights: Any, device: str | None) -> Any:
+        """Checks the input of a step; see `TPUEmbedding.enqueue`."""
+        return self._reader.read(features, weights, device)
+
+    def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
+        """Hands over what `read` returned."""
+        if isinstance(batch, batches.BatchOfProcesses):
             # The processes meet in a step, which only a replica can take.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
-                    features, weights, training, name, None, build),
-                (features, weights))
+                    self.read(features, weights, None), training, name),
+                (batch.features, batch.weights))
             return
-        # All are read before the first goes in: half a step cannot pair.
-        steps = [(replica, self._read_features(features, weights))
-                 for replica, features, weights in self._split(
-                     features, weights, device)]
-        build()
         training = self._modes.enqueued(name, training)
-        for replica, inputs in steps:
+        for replica, inputs in batch.steps:
             self.engine.enqueue(replica, training, inputs)
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
@@ -106,7 +111,7 @@ class HostBackend:
         self._shapes.note_dequeued(replica, activations)
         return activations
 
-    def apply(self, gradients: Sequence[Any], name: str | None):
+    def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Applies the gradients of the step dequeued last."""
         replica = self._replicas.require_current("apply_gradients")
         self._modes.applied(name)
@@ -123,10 +128,14 @@ class HostBackend:
         self.engine.apply(
             replica, flat, step_gradients.hyperparameters(self._spec.tables))
 
+    def is_in_program(self) -> bool:
+        """False: the host has none."""
+        return False
+
     def open(
         self, features: Any, weights: Any,
-    ) -> tuple[host_engine.OpenLookup, list[tf.Tensor]]:
-        """Looks up without a place in the order of steps.
+    ) -> tuple[Any, list[tf.Tensor]]:
+        """Looks up outside of the order of steps.
 
         Returns:
           The lookup for `follow`, if gradients come; and the activations,
@@ -134,13 +143,13 @@ class HostBackend:
         """
         replica = self._replicas.require_current("call")
         lookup = self.engine.open(
-            replica, self._read_features(features, weights))
+            replica, self._reader.read_features(features, weights))
         return lookup, [
             self._shapes.shape_activations(index, one) for index, one in
             enumerate(self.engine.look_up(replica, lookup))]
 
     def follow(
-        self, lookup: host_engine.OpenLookup, gradients: Sequence[tf.Tensor],
+        self, lookup: Any, gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark."""
         return self.engine.follow(
@@ -151,23 +160,45 @@ class HostBackend:
                         self._shapes.activation_shape(index)))
                 for index, gradient in enumerate(gradients)])
 
-    def apply_followed(self, marks: tf.Tensor):
+    def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks stands for."""
         self.engine.apply_followed(
             self._replicas.require_current("apply"), marks,
             step_gradients.hyperparameters(self._spec.tables))
 
-    def flush(self):
+    def flush(self) -> None:
         """Lands the update that pipelining holds back, if there is one."""
         if self._is_pipelined and self.engine is not None:
             self.engine.land()
 
-    def check_idle(self):
+    def reset(self) -> None:
+        """Forgets every step in flight; an update held back lands first."""
+        self.flush()
+        self.engine.reset()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the engine holds."""
+        return self.engine.describe()
+
+    def before_read(self) -> None:
+        """Lands what pipelining holds back, but while a function is traced."""
+        # While a function is traced its reads see what has landed by then;
+        # and one that is exported must not hold an op of ours.
+        if tf.executing_eagerly():
+            self.flush()
+
+    def before_async_copy(self) -> None:
+        """Lands what pipelining holds back, in the function that copies too.
+        """
+        self.flush()
+
+    def before_restore(self) -> None:
         """Refuses a restore under steps whose gradients belong to old rows.
 
         Raises:
           RuntimeError: If steps are in flight.
         """
+        self.before_read()
         found = self.engine.describe()
         if any(found["pending"]) or any(found["awaiting"]):
             raise RuntimeError(
@@ -176,36 +207,16 @@ class HostBackend:
                 f"replica: {found['pending']}, awaiting gradients: "
                 f"{found['awaiting']}.")
         if not self._is_pipelined and any(found["open"] + found["followed"]):
-            # Lookups that nobody has followed up, of rows that go now.
+            # Lookups without gradients, of rows that are replaced now.
             self.engine.reset()
 
-    def note_restore(self):
+    def note_restore(self) -> None:
         """Counts a restore, which all processes must make."""
         if self._replicas.has_processes:
             self.engine.restores.add_one()
 
-    def _split(self, features, weights, device):
-        """Replica, features and weights of each step to enqueue."""
-        replica = self._replicas.current()
-        if device is not None:
-            if replica is not None and self._replicas.num_replicas > 1:
-                raise ValueError(
-                    "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}.")
-            return [(self._replicas.of_device(device), features, weights)]
-        if replica is not None:
-            return [(replica, features, weights)]
-        return list(zip(
-            range(self._replicas.num_replicas),
-            self._replicas.split(features, "features"),
-            self._replicas.split(weights, "weights")))
+    def load_variables(self) -> None:
+        """Nothing to do: steps use the variables themselves."""
 
-    def _read_features(self, features, weights):
-        structure.check_same(
-            features, "features", self._feature_config, "feature_config")
-        flat_weights = structure.flatten_weights(
-            weights, self._feature_config, like="feature_config")
-        return [
-            self._shapes.read_input(index, value, weight)
-            for index, (value, weight) in enumerate(zip(
-                tf.nest.flatten(features), flat_weights))]
+    def retrieve_variables(self) -> None:
+        """Nothing to do: steps use the variables themselves."""

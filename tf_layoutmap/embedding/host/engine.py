@@ -59,7 +59,6 @@ class HostEngine:
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
-        self._num_replicas = num_replicas
         # Only variables are kept: their handles are taken at each call, so
         # that a function being traced captures them.
         self._shards = []

@@ -32,7 +32,7 @@ def check_ids(
         num_rows = spec.table_of(feature).num_rows
         ids = tf.cast(inputs.ids, tf.int64)
         is_bad = (ids < 0) | (ids >= num_rows)
-        # Of no bad id it is the first, and nobody reads the sentence.
+        # Without a bad id it is the first one, and the sentence is not used.
         first = tf.argmax(tf.concat([is_bad, [True]], 0))
         # There may be no id at all.
         which = tf.gather(tf.concat([ids, [0]], 0), first)
@@ -48,7 +48,7 @@ def check_ids(
 
 def _sample_of(inputs: feature_inputs.FeatureIds,
                index: tf.Tensor) -> tf.Tensor:
-    """Returns the sample of an id, by its place among the ids."""
+    """Returns the sample of an id, by its position among the ids."""
     splits = tf.cast(inputs.splits, tf.int64)
     if splits.shape.rank == 2:  # Indices of a sparse tensor.
         return tf.gather(tf.concat([splits[:, 0], [0]], 0), index)

@@ -13,7 +13,7 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
     build_shapes,
     feature_inputs,
-    sample_places,
+    sample_positions,
 )
 from tf_layoutmap.embedding.step.build_shapes import Shape
 
@@ -88,12 +88,12 @@ class StepShapes:
         inputs = feature_inputs.read_feature(feature, value, weight)
         if feature.is_sequence:
             if self._combines_places(index) and not inputs.inner_shape:
-                inputs = sample_places.fill_sequences(
+                inputs = sample_positions.fill_sequences(
                     feature, inputs, feature.max_sequence_length)
         elif isinstance(value, tf.RaggedTensor):
             shape = self._known_shape(index)
             if shape is not None and len(shape) > 1:
-                inputs = sample_places.fill(feature, inputs, shape)
+                inputs = sample_positions.fill(feature, inputs, shape)
         self._check_inner(index, inputs.inner_shape)
         self._check_sequence(index, inputs.inner_shape)
         self._settle_inner(index, inputs.inner_shape)
@@ -221,30 +221,6 @@ class StepShapes:
         if self._declared_shapes is not None:
             return self._declared_shapes[index]
         return self._spec.features[index].output_shape
-
-
-def read_num_samples(
-    feature_config: Any, features: tuple[config.FeatureSpec, ...],
-    shapes: Any, batch_size: int | None,
-) -> list[Shape] | None:
-    """Reads the arguments of `build`; None when they say nothing.
-
-    Returns:
-      For each feature the shape of its samples: that of the input without
-      the last dimension, which is combined.
-    """
-    if isinstance(shapes, int) and not isinstance(shapes, bool):
-        shapes, batch_size = None, shapes
-    if shapes is not None:
-        return build_shapes.read(feature_config, features, shapes)
-    if batch_size is None:
-        return None
-    if not isinstance(batch_size, int) or isinstance(
-            batch_size, bool) or batch_size < 1:
-        raise ValueError(
-            "A per-replica batch size must be an int of at least 1. "
-            f"Received: {batch_size!r}.")
-    return [one.output_shape or (batch_size,) for one in features]
 
 
 def _count(shape: Shape) -> int | None:

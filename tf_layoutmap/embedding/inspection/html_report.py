@@ -69,7 +69,7 @@ def page(report: Any) -> str:
         for name, one in report.tables.items()]
     skew = "".join(
         _plot(f"{name}: lookups by rank of the row", one["lookups_by_rank"],
-              "rank", "lookups") for name, one in report.tables.items())
+              "rank") for name, one in report.tables.items())
     sizes = "".join(
         _bars(f"{name}: samples by number of ids", one["samples_by_size"])
         for name, one in report.features.items())
@@ -131,8 +131,8 @@ def _labels(x_low: str, x_high: str, y_high: str) -> str:
             f'text-anchor="end">{y_high}</text>')
 
 
-def _plot(caption: str, points: Sequence[tuple[int, int]], x_name: str,
-          y_name: str) -> str:
+def _plot(caption: str, points: Sequence[tuple[int, int]],
+          x_name: str) -> str:
     """A line through points on two logarithmic axes."""
     if not points:
         return ""

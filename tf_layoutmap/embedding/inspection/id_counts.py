@@ -15,10 +15,10 @@ class RowCounts:
 
     def add(self, rows: np.ndarray, counts: np.ndarray):
         """Adds `counts[i]` lookups of `rows[i]`."""
-        all_rows, places = np.unique(
+        all_rows, positions = np.unique(
             np.concatenate([self._rows, rows]), return_inverse=True)
         totals = np.zeros(len(all_rows), np.int64)
-        np.add.at(totals, places, np.concatenate([self._counts, counts]))
+        np.add.at(totals, positions, np.concatenate([self._counts, counts]))
         self._rows, self._counts = all_rows, totals
 
     @property
@@ -123,7 +123,7 @@ class FeatureCounts:
 
     @property
     def padding_waste(self) -> float:
-        """The part of the places of padded batches that hold no id."""
+        """The part of the positions of padded batches that hold no id."""
         if not self._num_places:
             return 0.0
         return 1 - self._num_filled / self._num_places

@@ -43,7 +43,7 @@ class IdReport:
         Args:
           console: A `rich.console.Console`; None for the terminal.
         """
-        # Only here: whoever wants the numbers needs no rich.
+        # Imported here: the numbers alone do not need rich.
         from rich import console as rich_console
         from rich import table as rich_table
 

@@ -27,7 +27,7 @@ _MAX_NUM_BUCKETS = 2**23
 class QuantizationSpec:
     """Rows are rounded to `num_buckets` values when they are looked up.
 
-    The values lie equally far apart from `lower` to `upper`, both included.
+    The values are equally spaced from `lower` to `upper`, both included.
     """
 
     lower: float
@@ -117,10 +117,6 @@ class EmbeddingSpec:
     def table_of(self, feature: FeatureSpec) -> TableSpec:
         """Returns the table that `feature` looks into."""
         return self.tables[feature.table]
-
-    def features_of(self, table: int) -> list[FeatureSpec]:
-        """Returns the features that look into table number `table`."""
-        return [one for one in self.features if one.table == table]
 
 
 def read_feature_config(
@@ -243,6 +239,6 @@ def _check_unique_names(tables: Sequence[TableSpec]):
         if table.name in seen:
             raise ValueError(
                 "Tables must have unique names; a TableConfig without one is "
-                "called `table_{i}` by its place. Multiple tables with name "
+                "called `table_{i}` by its position. Multiple tables with name "
                 f"{table.name!r} found.")
         seen.add(table.name)

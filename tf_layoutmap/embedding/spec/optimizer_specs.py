@@ -132,7 +132,7 @@ def _read_learning_rate(optimizer: Any, where: str):
 
 
 def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
-    """Raises for a schedule that wants a step: nobody would pass it one."""
+    """Raises for a schedule that needs a step, which it would not get."""
     try:
         signature = inspect.signature(rate)
     except (TypeError, ValueError):  # Built-ins may have none.

@@ -13,6 +13,43 @@ from tf_layoutmap.embedding.spec import config
 Shape = tuple[int | None, ...]
 
 
+def read_arguments(
+    feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
+    batch_size: int | None, *, has_positions: bool = False,
+) -> list[Shape] | None:
+    """Reads the arguments of `build`; None when they say nothing.
+
+    Args:
+      feature_config: Nested structure of features.
+      features: The same, flat.
+      shapes: As of `read`, or a batch size, or None.
+      batch_size: Of every feature, or None.
+      has_positions: Whether the shapes of sequences get their positions.
+
+    Returns:
+      For each feature the shape of its samples, as of `read`.
+
+    Raises:
+      TypeError, ValueError: As of `read`, or `batch_size` is none.
+    """
+    if isinstance(shapes, int) and not isinstance(shapes, bool):
+        shapes, batch_size = None, shapes
+    def of(feature: config.FeatureSpec, sizes: Shape) -> Shape:
+        return with_positions(feature, sizes) if has_positions else sizes
+
+    if shapes is not None:
+        return [of(feature, sizes) for feature, sizes in zip(
+            features, read(feature_config, features, shapes))]
+    if batch_size is None:
+        return None
+    if not isinstance(batch_size, int) or isinstance(
+            batch_size, bool) or batch_size < 1:
+        raise ValueError(
+            "A per-replica batch size must be an int of at least 1. "
+            f"Received: {batch_size!r}.")
+    return [one.output_shape or of(one, (batch_size,)) for one in features]
+
+
 def read(
     feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
 ) -> list[Shape]:
@@ -71,7 +108,7 @@ def check(feature: config.FeatureSpec, known: Shape, new: Shape, *,
       ValueError: If the shapes contradict.
     """
     if len(new) < len(known) and may_be_ragged:
-        _check_places(feature, known, new)
+        _check_positions(feature, known, new)
         return
     if len(new) != len(known) or any(
             None not in (one, other) and one != other
@@ -93,15 +130,15 @@ def merge(known: Shape | None, new: Shape) -> Shape:
                  for one, other in zip(known, new))
 
 
-def _check_places(feature, known: Shape, new: Shape):
-    """Ragged samples must fill the places of the output shape evenly."""
+def _check_positions(feature, known: Shape, new: Shape):
+    """Ragged samples must fill the positions of the output shape evenly."""
     if None in known or None in new:
         return
-    places, given = math.prod(known), math.prod(new)
-    if not given or places % given:
+    positions, given = math.prod(known), math.prod(new)
+    if not given or positions % given:
         raise ValueError(
             f"Inconsistent shape found for input {feature.name!r}: its number "
-            f"of samples must divide the {places} places of output shape "
+            f"of samples must divide the {positions} positions of output shape "
             f"{list(known)}. Received: {given} samples.")
 
 

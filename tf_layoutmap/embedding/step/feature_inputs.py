@@ -3,7 +3,7 @@
 A feature may come dense, sparse or ragged. The engine tells them apart by
 its `splits` (docs/ops.md), so that no form is converted into another. What
 can be refused while tracing is refused here, with the feature's path; ids
-and splits are validated by the engine, in the one place that does so.
+and splits are validated by the engine, which is the one that does so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import feature_weights
 
 # Types that int64 holds without loss.
 _ID_TYPES = (tf.int64, tf.int32, tf.int16, tf.int8,
@@ -63,7 +64,7 @@ def read_feature(
 
     Returns:
       The feature as the engine takes it; where its activations have other
-      places than samples, `places` lays them out.
+      positions than samples, `sample_positions` lays them out.
 
     Raises:
       TypeError: If ids are not integers or weights not numbers.
@@ -125,9 +126,11 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
     indices = value.indices
     weights = _no_weights()
     if weight is not None:
-        _check_weight_type(feature, value, weight, tf.SparseTensor)
-        weights = _weight_values(feature, value.values, weight.values)
-        indices = same_places(feature, "indices", indices, weight.indices)
+        feature_weights.check_type(feature, value, weight, tf.SparseTensor)
+        weights = feature_weights.read_values(
+            feature, value.values, weight.values)
+        indices = feature_weights.same_positions(
+            feature, "indices", indices, weight.indices)
     sizes = [
         value.dense_shape[axis] if value.shape.rank is None
         or value.shape[axis] is None else value.shape[axis]
@@ -145,7 +148,7 @@ def _flat_samples(feature, indices, sizes):
         indices[:, :-1], tf.stack([tf.cast(size, tf.int64) for size in sizes]),
         f"The indices of sparse input {feature.name!r} must be inside its "
         "shape.")
-    with tf.control_dependencies(_ops_only([outside])):
+    with tf.control_dependencies(feature_weights.ops_only([outside])):
         samples = indices[:, 0]
     for axis, size in enumerate(sizes[1:], 1):
         samples = samples * tf.cast(size, tf.int64) + indices[:, axis]
@@ -161,9 +164,10 @@ def _read_ragged(feature, value, weight) -> FeatureIds:
     row_splits = value.row_splits
     weights = _no_weights()
     if weight is not None:
-        _check_weight_type(feature, value, weight, tf.RaggedTensor)
-        weights = _weight_values(feature, value.values, weight.values)
-        row_splits = same_places(
+        feature_weights.check_type(feature, value, weight, tf.RaggedTensor)
+        weights = feature_weights.read_values(
+            feature, value.values, weight.values)
+        row_splits = feature_weights.same_positions(
             feature, "row_splits", row_splits, weight.row_splits)
     row_splits = tf.cast(row_splits, tf.int64)
     num_samples = _dimension(row_splits, 0) - 1
@@ -198,72 +202,3 @@ def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
         raise TypeError(
             f"Ids of feature {feature.name!r} must be integers of a type that "
             f"int64 holds. Received: {dtype.name}.")
-
-
-def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
-    """Refuses weights of another kind or number than sparse or ragged ids.
-
-    Raises:
-      TypeError: If they are not numbers.
-      ValueError: If they are of another kind or number.
-    """
-    _check_weight_type(feature, value, weight, type(value))
-    _check_weight_values(feature, value.values, weight.values)
-
-
-def _check_weight_type(feature, value, weight, expected):
-    if not isinstance(weight, expected):
-        raise ValueError(
-            f"Weight for {feature.name!r} is of type {type(weight)}, which "
-            f"does not match type input which is {type(value).__name__}.")
-
-
-def _weight_values(feature, ids, values):
-    _check_weight_values(feature, ids, values)
-    return tf.cast(values, tf.float32)
-
-
-def _check_weight_values(feature, ids, values):
-    dtype = values.dtype
-    if not (dtype.is_floating or dtype.is_integer):
-        raise TypeError(
-            f"Weights of feature {feature.name!r} must be numbers. "
-            f"Received: {dtype.name}.")
-    if not ids.shape.is_compatible_with(values.shape):
-        raise ValueError(
-            f"Weights of feature {feature.name!r} must be one for each id. "
-            f"Received: ids of shape {ids.shape}, weights of shape "
-            f"{values.shape}.")
-
-
-def same_places(feature, what, places, weight_places):
-    """Returns `places`, once those of the weights are known to equal them.
-
-    Args:
-      feature: Whose name is in the message.
-      what: What the places are, for the message.
-      places: Of the ids: row_splits, or indices.
-      weight_places: Those of the weights.
-
-    Weights that belong to other ids would train quietly on nonsense.
-    """
-    if weight_places is places:
-        return places
-    checks = [
-        tf.debugging.assert_equal(
-            tf.shape(places), tf.shape(weight_places),
-            f"Weights of feature {feature.name!r} must have as many {what} "
-            "as its ids."),
-    ]
-    with tf.control_dependencies(_ops_only(checks)):
-        checks = [tf.debugging.assert_equal(
-            tf.cast(places, tf.int64), tf.cast(weight_places, tf.int64),
-            f"Weights of feature {feature.name!r} must have the {what} of "
-            "its ids.")]
-    with tf.control_dependencies(_ops_only(checks)):
-        return tf.identity(places)
-
-
-def _ops_only(checks):
-    """Drops the None that eager assertions return."""
-    return [check for check in checks if check is not None]

@@ -38,7 +38,7 @@ class Replicas:
     def handled_by(self, replica: int) -> list[int]:
         """Returns the replicas whose steps a replica's calls carry out here.
 
-        Its own; and for the first replica of a process, in its place in the
+        Its own; and for the first replica of a process, in its position in the
         order of all replicas, those of all other processes.
         """
         num_local = len(self.strategy.extended.worker_devices)

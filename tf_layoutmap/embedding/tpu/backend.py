@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.embedding.step import forward_only, replicas, structure
+from tf_layoutmap.embedding.step import (
+    build_shapes,
+    forward_only,
+    replicas,
+)
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.tpu import (
+    batches,
     cores,
     enqueue_lists,
     id_checks,
@@ -29,6 +34,10 @@ class TPUBackend:
     """The operations of a TPU in place of the host engine."""
 
     is_on_tpu = True
+    # Steps are known by their order: the gradient only says that one came.
+    mark_shape = ()
+    # Programs switch it off.
+    checks_shapes = True
 
     def __init__(self, feature_config: Any, tpu: TPUSpec,
                  strategy_replicas: replicas.Replicas, is_pipelined: bool):
@@ -36,14 +45,15 @@ class TPUBackend:
         self._feature_config = feature_config
         self._tpu = tpu
         self._spec = tpu.spec
-        self._replicas = strategy_replicas
         self._cores = cores.Cores(strategy_replicas.strategy)
         self._is_pipelined = is_pipelined
         self._shapes = tpu_shapes.OutputShapes(tpu.spec.features)
+        self._reader = batches.BatchReader(
+            feature_config, tpu.spec.features, strategy_replicas, self._cores,
+            self._shapes)
         self._modes = forward_only.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
-        self.sync = sync.Sync()
-        self.checks_shapes = True
+        self._sync = sync.Sync()
 
     @property
     def is_built(self) -> bool:
@@ -55,17 +65,11 @@ class TPUBackend:
         """The serialized configuration; None before `create_tables`."""
         return self._config
 
-    def declare(self, shapes: Any, batch_size: int | None):
+    def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
-        if isinstance(shapes, int) and not isinstance(shapes, bool):
-            shapes, batch_size = None, shapes
-        incoming = None
-        if shapes is not None:
-            incoming = tpu_shapes.of_build_argument(
-                self._feature_config, self._spec.features, shapes)
-        elif batch_size is not None:
-            incoming = tpu_shapes.of_batch_size(
-                self._spec.features, batch_size)
+        incoming = build_shapes.read_arguments(
+            self._feature_config, self._spec.features, shapes, batch_size,
+            has_positions=True)
         if not self.is_built:
             self._shapes.settle(incoming)
         elif incoming is not None:
@@ -93,46 +97,32 @@ class TPUBackend:
         variables = tpu_tables.create_tables(self._tpu, self._cores.hosts)
         for by_name in variables.values():
             for one in by_name.values():
-                one.watch(self.sync)
+                one.watch(self._sync)
         config = proto.SerializeToString()
         tpu_ops.configure(config)
         self._config = config
         return variables
 
-    def start(self, variables: dict[str, dict[str, Any]]):
+    def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Sends the variables, which may hold restored values by now."""
-        self.sync.start(transfer.Transfer(
+        self._sync.start(transfer.Transfer(
             self._tpu, self._config, self._cores.hosts, variables))
 
-    def enqueue(self, features: Any, weights: Any, training: Any,
-                name: str | None, device: str | None,
-                build: Callable[[], None]):
-        """Hands one step over; see `TPUEmbedding.enqueue`."""
-        structure.check_same(
-            features, "features", self._feature_config, "feature_config")
-        if weights is not None:
-            structure.check_same(
-                weights, "weights", self._feature_config, "feature_config")
-        in_program = replicate_context.is_in_tpu_program()
-        steps = self._split(features, weights, device, in_program)
-        is_divided = device is None
-        if self.checks_shapes:
-            self._check_shapes([values for values, _ in steps], is_divided,
-                               build)
-        elif not self.is_built:
+    def read(self, features: Any, weights: Any, device: str | None) -> Any:
+        """Checks the input of a step; see `TPUEmbedding.enqueue`."""
+        if not self.checks_shapes and not self.is_built:
             raise ValueError(
                 "Without a check of shapes at each `enqueue`, call `build` "
                 "with the shapes of one replica's inputs first.")
-        paths = [one.name for one in self._spec.features]
-        for values, given in steps:
-            replicate_context.check_on_host(list(zip(paths, values)))
-            for feature, value, weight in zip(
-                    self._spec.features, values, given):
-                enqueue_lists.check_weight(feature, value, weight)
+        return self._reader.read(
+            features, weights, device, checks_shapes=self.checks_shapes,
+            settles_shapes=not self.is_built)
+
+    def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
+        """Hands over what `read` returned."""
         self._modes.enqueued(name, training)
-        if in_program:
-            values, given = steps[0]
-            replicate_context.check_direct_inputs(list(zip(paths, values)))
+        if batch.in_program:
+            values, given = batch.steps[0]
             # The mode is two constants and a choice even of a Python bool:
             # the compiler looks for them to correct a wrong one.
             replicate_context.run_on_host(lambda: self._enqueue_on(
@@ -140,12 +130,12 @@ class TPUBackend:
                 tf.where(training, "train", "inference")))
             return
         mode = _mode(training)
-        if device is not None:
-            values, given = steps[0]
-            self._enqueue_on(self._cores.named(device), values, given, name,
-                             mode)
+        if batch.device is not None:
+            values, given = batch.steps[0]
+            self._enqueue_on(self._cores.named(batch.device), values, given,
+                             name, mode)
             return
-        for replica, (values, given) in enumerate(steps):
+        for replica, (values, given) in enumerate(batch.steps):
             for part, core in enumerate(self._cores.of_replica(replica)):
                 self._enqueue_on(core, values, given, name, mode, part)
 
@@ -154,7 +144,7 @@ class TPUBackend:
         self._modes.dequeued(name)
         return tpu_ops.receive(len(self._spec.features), self._config, name)
 
-    def apply(self, gradients: Sequence[Any], name: str | None):
+    def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Sends the gradients of the step dequeued last, one per feature."""
         self._modes.applied(name)
         checked = []
@@ -171,46 +161,35 @@ class TPUBackend:
             for rate in self._tpu.learning_rates]
         tpu_ops.send(checked, rates, self._config, name)
 
-    def _split(self, features, weights, device, in_program):
-        """Flat inputs and weights of each replica that enqueues here."""
-        if in_program or device is not None:
-            if in_program and device is not None:
-                raise ValueError(
-                    "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}.")
-            steps = [(features, weights)]
-        else:
-            steps = zip(self._replicas.split(features, "features"),
-                        self._replicas.split(weights, "weights"))
-        return [self._flatten(*step) for step in steps]
+    def is_in_program(self) -> bool:
+        """Whether the caller is traced into a TPU's program."""
+        try:
+            return replicate_context.is_in_tpu_program()
+        except RuntimeError:  # In control flow, which a step may skip.
+            return False
 
-    def _flatten(self, features, weights):
-        values = [
-            enqueue_lists.convert(feature, value)
-            for feature, value in zip(
-                self._spec.features, tf.nest.flatten(features))]
-        if self._cores.num_cores_per_replica and any(
-                isinstance(one, tf.RaggedTensor) for one in values):
-            raise ValueError(
-                "A replica of several cores (SPMD) does not take a "
-                "tf.RaggedTensor: its samples cannot be divided among them. "
-                "Pass `to_sparse()` of it.")
-        flat_weights = structure.flatten_weights(
-            weights, self._feature_config, like="feature_config")
-        return values, flat_weights
+    def before_read(self) -> None:
+        """What was retrieved is old by now."""
+        self._sync.note_walk()
 
-    def _check_shapes(self, values_of_replicas, is_divided, build):
-        num_cores = self._cores.num_cores_per_replica if is_divided else None
-        for values in values_of_replicas:
-            incoming = [
-                tpu_shapes.of_input(feature, value, num_cores)
-                for feature, value in zip(self._spec.features, values)]
-            if not self.is_built:
-                self._shapes.settle(incoming)
-                build()
-            self._shapes.check(
-                incoming,
-                [isinstance(one, tf.RaggedTensor) for one in values])
+    def before_async_copy(self) -> None:
+        """Brings the host copies up to date."""
+        self._sync.retrieve()
+
+    def before_restore(self) -> None:
+        """Another restore may have failed half-way."""
+        self._sync.note_restore()
+
+    def note_restore(self) -> None:
+        """Nothing to do: each variable that is written is noted."""
+
+    def load_variables(self) -> None:
+        """Sends the host copies to the TPU."""
+        self._sync.load()
+
+    def retrieve_variables(self) -> None:
+        """Brings the host copies up to date."""
+        self._sync.retrieve()
 
     def _enqueue_on(self, core: cores.Core | None, values, weights, name,
                     mode, part: int | None = None):

@@ -8,8 +8,7 @@ from typing import Any
 
 from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 
-from tf_layoutmap.embedding import optimizers as embedding_optimizers
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import config, host_optimizer
 from tf_layoutmap.embedding.tpu import optimizer_protos
 
 # The embedding operations hold ids in 32 bits.
@@ -60,7 +59,7 @@ def read_spec(
                 f"{type(None)} is an unsupported optimizer class; under "
                 "TPUStrategy every table needs an optimizer of "
                 f"tf.tpu.experimental.embedding (table {table.name!r}).")
-        if isinstance(one, embedding_optimizers.HostOptimizer):
+        if isinstance(one, host_optimizer.HostOptimizer):
             raise ValueError(
                 f"{type(one).__name__} is an optimizer of the host engine; a "
                 "TPU has no such rule. Under TPUStrategy use one of "

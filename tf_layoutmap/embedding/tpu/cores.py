@@ -40,7 +40,7 @@ class Cores:
         """Reads the strategy.
 
         Raises:
-          RuntimeError: If its devices lie on another number of hosts than it
+          RuntimeError: If its devices are on another number of hosts than it
             says.
         """
         extended = strategy.extended

@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import feature_inputs
+from tf_layoutmap.embedding.step import feature_inputs, feature_weights
 
 _MAX_INT32 = 2**31 - 1
 
@@ -70,7 +70,7 @@ def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
         raise ValueError(
             f"Weight specified for dense input {feature.name!r}; only a "
             "tf.SparseTensor or tf.RaggedTensor has weights.")
-    feature_inputs.check_weight(feature, value, weight)
+    feature_weights.check(feature, value, weight)
 
 
 def read_lists(

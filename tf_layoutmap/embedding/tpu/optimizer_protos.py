@@ -55,7 +55,7 @@ def write_parameters(
     Args:
       parameters: The proto, empty.
       optimizer: An optimizer of `tf.tpu.experimental.embedding`.
-      learning_rates: The dynamic learning rates; places are their tags.
+      learning_rates: The dynamic learning rates; a position is a tag.
     """
     rate = optimizer.learning_rate
     if callable(rate):

@@ -71,35 +71,6 @@ class OutputShapes:
                 may_be_ragged=is_ragged is None or is_ragged[index])
 
 
-def of_batch_size(
-    features: Sequence[config.FeatureSpec], batch_size: int,
-) -> list[Shape]:
-    """Returns the output shapes when every feature has this batch size."""
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or (
-            batch_size < 1):
-        raise ValueError(
-            "A per-replica batch size must be an int of at least 1. "
-            f"Received: {batch_size!r}.")
-    return [feature.output_shape or build_shapes.with_positions(
-        feature, (batch_size,))
-            for feature in features]
-
-
-def of_build_argument(
-    feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
-) -> list[Shape]:
-    """Returns the output shapes of the input shapes that `build` was told.
-
-    Raises:
-      TypeError: If the structure is of other types than `feature_config`.
-      ValueError: If it has other sizes, or a shape has no known rank.
-    """
-    return [
-        build_shapes.with_positions(feature, sizes)
-        for feature, sizes in zip(features, build_shapes.read(
-            feature_config, features, shapes))]
-
-
 def of_input(
     feature: config.FeatureSpec, value: Any, num_cores: int | None,
 ) -> Shape:

@@ -74,7 +74,7 @@ class Transfer:
 
 def _read_shard(shards: Sequence[tf.Variable], number: int) -> Any:
     # A table with fewer rows than hosts has no rows for the last ones, which
-    # are sent zeros all the same.
+    # are sent zeros anyway.
     if number < len(shards):
         return shards[number].read_value()
     return tf.zeros_like(shards[0])

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.embedding.step import feature_inputs
+from tf_layoutmap.embedding.step import feature_weights
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
 
 _tpu = tf.tpu.experimental.embedding
@@ -140,16 +140,16 @@ def _to_ragged(ids, weights, max_ids, where):
 
 
 def _cut_sparse(feature, ids, weights, max_ids):
-    """The first ids of each sample, wherever in it they are."""
+    """The first ids of each sample, at any positions in it."""
     samples = ids.indices[:, 0]
     positions = tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
         tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
     kept = positions < max_ids
     if isinstance(weights, tf.SparseTensor):
         # All of them are compared with the ids, before any is left out.
-        places = feature_inputs.same_places(
+        checked = feature_weights.same_positions(
             feature, "indices", ids.indices, weights.indices)
-        with tf.control_dependencies([places]):
+        with tf.control_dependencies([checked]):
             kept = tf.identity(kept)
         weights = tf.sparse.retain(weights, kept)
     return tf.sparse.retain(ids, kept), weights
@@ -172,11 +172,11 @@ def _max_ids(feature) -> int | None:
 def _read_table(table):
     where = f"(table {table.name!r})"
     # Of the ids per partition nothing is asked: they size the buffers of a
-    # SparseCore, and the host engine drops no id for want of room.
+    # SparseCore, and the host engine drops no id for lack of room.
     if table.placement != "auto":
         raise ValueError(
             '`placement` of a TableConfig of keras-rs must be "auto": the '
-            "tables of this layer lie on the host, with optimizers of their "
+            "tables of this layer are on the host, with optimizers of their "
             'own. One of "default_device" is a tlm.layers.ShardedEmbedding '
             "with optimizer=None. Received: "
             f"placement={table.placement!r} {where}.")

@@ -7,6 +7,7 @@ trains. Keras sees ordinary variables; a tape gives each one gradient.
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.self_training import TrainsItself
 from tf_layoutmap.layers.keras3.shard_slots import ShardOfTable
+from tf_layoutmap.layers.shared import whole_table_rules
 from tf_layoutmap.layers.shared.host_table import HOST, HostTable
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
@@ -143,8 +145,11 @@ class ShardWeight(ShardOfTable, keras.Variable):
     def value(self):
         # What an optimizer asks for before it writes anything.
         if not self._is_whole:
-            _refuse_whole_weights(
-                _keras_private.applying_optimizer(), self.path)
+            optimizer = _keras_private.applying_optimizer()
+            whole_table_rules.refuse_whole_weights(
+                optimizer,
+                (keras.optimizers.Adafactor, keras.optimizers.Lamb),
+                f"weight {self.path!r}", _muon_setting(optimizer, self.path))
         return super().value
 
     @property
@@ -156,25 +161,13 @@ class ShardWeight(ShardOfTable, keras.Variable):
         return self._summed
 
 
-def _refuse_whole_weights(optimizer: keras.optimizers.Optimizer | None,
-                          path: str) -> None:
-    """Raises where an optimizer would take each shard for a whole weight."""
-    what = None
-    if getattr(optimizer, "clipnorm", None):
-        what = f"clipnorm={optimizer.clipnorm}"
-    elif isinstance(optimizer, (keras.optimizers.Adafactor,
-                                keras.optimizers.Lamb)):
-        what = type(optimizer).__name__
-    elif isinstance(optimizer, keras.optimizers.Muon) and not (
+def _muon_setting(optimizer: Any, path: str) -> str | None:
+    """The setting by which Muon would orthogonalize a table, if it does."""
+    if not isinstance(optimizer, keras.optimizers.Muon) or (
             optimizer.exclude_embeddings or
             any(re.search(one, path) for one in optimizer.exclude_layers)):
-        what = "Muon(exclude_embeddings=False)"
-    if what:
-        raise ValueError(
-            "A model's optimizer that computes with a weight as a whole "
-            "trains a table in one shard only; use num_shards=1, "
-            "`global_clipnorm`, or an optimizer of the layer's own. Received: "
-            f"{what} (weight {path!r}).")
+        return None
+    return "Muon(exclude_embeddings=False)"
 
 
 class _SummedGradient(ShardedVariableGradient):
@@ -184,12 +177,11 @@ class _SummedGradient(ShardedVariableGradient):
         gradient = super().replace_gradient_components(value, component_grads)
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        rows, places = tf.unique(gradient.indices)
+        rows, positions = tf.unique(gradient.indices)
         values = tf.math.unsorted_segment_sum(
-            gradient.values, places, tf.size(rows))
+            gradient.values, positions, tf.size(rows))
         return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 class _SummedShard(ShardedVariable):
     __composite_gradient__ = _SummedGradient()
-

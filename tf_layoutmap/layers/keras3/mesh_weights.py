@@ -60,7 +60,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 
 
 class MeshTable:
-    """The table of a `MeshTableWeight`; `HostTable` is its twin."""
+    """The table of a `MeshTableWeight`; `HostTable` is the same on the host."""
 
     def __init__(self, weight: MeshTableWeight):
         """Takes the weight."""

@@ -1,4 +1,4 @@
-"""What weights with a `RowOptimizer` have in common, wherever they lie."""
+"""What weights with a `RowOptimizer` have in common, on host and mesh."""
 
 from collections.abc import Callable
 from typing import Any

@@ -15,10 +15,6 @@ from tf_layoutmap.layers.shared import (
     stock_lookup,
     whole_table_rules,
 )
-from tf_layoutmap.layers.shared.row_optimizer_base import (
-    refuse_replicas,
-    refuse_servers,
-)
 from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.keras3 import embedding_rows
@@ -79,9 +75,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         """Makes the table."""
         if self.built:
             return
-        refuse_replicas(self.name)
-        if self.optimizer:
-            refuse_servers(self.name)
+        self._check_can_build()
         shape = (self.input_dim, self.output_dim)
         context, owner, _ = mesh_context.context_of_new_variable()
         self._is_on_mesh = context is not None
@@ -187,7 +181,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _exported_shards(self) -> list[tf.Variable]:
         return [weight.value for weight in self._shard_weights]
 
-    def _refuse_other_flavour(self, inputs: Any) -> None:
+    def _refuse_other_keras(self, inputs: Any) -> None:
         keras_version_guard.refuse_tf_keras(self, inputs)
 
     def _call_on_mesh(self, inputs: Any) -> Any:

@@ -8,10 +8,7 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layers.keras3.self_training import TakesGradients
 from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
-from tf_layoutmap.layers.shared.tpu_embedding_base import (
-    TPUEmbeddingCore,
-    read_feature_config,
-)
+from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
 
 
 class _StepWeight(TakesGradients, keras.Variable):
@@ -58,8 +55,6 @@ class _StepWeight(TakesGradients, keras.Variable):
         return value
 
 
-
-
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     """Looks up all features of a model, in tables with their own optimizers.
@@ -104,45 +99,12 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
-                 feature_configs: Any = None, table_stacking: Any = "auto",
-                 partitioner: Any = None, out_of_range: str = "error",
-                 table_dtypes: Any = None, rounding_seed: int = 0,
-                 **kwargs: Any):
-        """Makes the layer.
-
-        Args:
-          feature_config: Nested structure of
-            `tf.tpu.experimental.embedding.FeatureConfig`, or of
-            `keras_rs.layers.FeatureConfig`.
-          optimizer: Of tables that bring none: one of
-            `tf.tpu.experimental.embedding`, a Keras optimizer or its name;
-            None for tables that only serve, with `trainable=False`.
-          feature_configs: Another name of `feature_config`, that of
-            `keras_rs.layers.DistributedEmbedding`.
-          table_stacking: Of keras-rs: which tables a SparseCore keeps as one.
-            It changes no result, and nothing here.
-          partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
-          out_of_range: As of `tlm.TPUEmbedding`.
-          table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
-            halves the memory of the rows. Activations are of the layer's
-            compute dtype all the same.
-          rounding_seed: As of `tlm.TPUEmbedding`.
-          **kwargs: Those of every Keras layer, such as `name`.
-
-        Raises:
-          TypeError, ValueError: As of `tlm.TPUEmbedding`; or if a fact of
-            keras-rs' configs has no counterpart.
-        """
-        super().__init__(**kwargs)
-        # XLA has no kernels for our ops, and ids must not become float16.
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        # XLA has no kernels for our ops.
         self.supports_jit = False
-        self.autocast = False
-        self._make_steps(
-            read_feature_config(feature_config, feature_configs,
-                                table_stacking, self.name),
-            optimizer, partitioner=partitioner, out_of_range=out_of_range,
-            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
+
+    __init__.__doc__ = TPUEmbeddingCore.__init__.__doc__
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
@@ -154,37 +116,24 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self._marks.trainable = self.trainable
         self.built = True
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer, of a Keras 3 model only."""
-        keras_version_guard.refuse_tf_keras(self, inputs)
-        return super().__call__(inputs, *args, **kwargs)
-
     def call(self, inputs: Any, weights: Any = None,
              training: bool | None = None) -> Any:
-        """Returns the activations of all features.
-
-        Args:
-          inputs: Structure of the feature config, as `enqueue` of
-            `tlm.TPUEmbedding` takes it.
-          weights: None, or the same structure of weights.
-          training: None or a bool. The tables train where a gradient tape
-            records the call, whatever this is; True says that one will, where
-            a `tf.function` is traced outside of the tape.
-
-        Returns:
-          Structure of the feature config with tensors of the compute dtype.
-        """
-        if _keras_private.is_abstract() and self._steps.is_on_tpu:
+        if not _keras_private.is_abstract():
+            return super().call(inputs, weights, training)
+        if self._steps.is_on_tpu:
             return self._cast(self._steps.zeros(inputs))
-        if _keras_private.is_abstract():
-            # `fit` of several replicas traces with the mean of their ids.
-            inputs = tf.nest.map_structure(
-                lambda ids: tf.cast(ids, tf.int64), inputs)
-        elif self.trainable and self._steps.trains(
-                self._marks.value, training):
-            return self._cast(self._steps.start(
-                tf.convert_to_tensor(self._marks), inputs, weights))
+        # `fit` of several replicas traces with the mean of their ids.
+        inputs = tf.nest.map_structure(
+            lambda ids: tf.cast(ids, tf.int64), inputs)
         return self._cast(self._steps.look_up(inputs, weights))
+
+    call.__doc__ = TPUEmbeddingCore.call.__doc__
+
+    def _marks_variable(self) -> tf.Variable:
+        return self._marks.value
+
+    def _refuse_other_keras(self, inputs: Any) -> None:
+        keras_version_guard.refuse_tf_keras(self, inputs)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None,
                             training: bool | None = None) -> Any:

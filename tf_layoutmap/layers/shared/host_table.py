@@ -12,7 +12,7 @@ HOST = "/device:CPU:0"
 
 
 class HostTable:
-    """A table and its slot variables; `MeshTable` is its twin on a mesh."""
+    """A table and its slot variables; `MeshTable` is the same on a mesh."""
 
     def __init__(self, variable: ShardedVariable):
         """Takes the table."""

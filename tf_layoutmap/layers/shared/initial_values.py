@@ -54,6 +54,36 @@ class Draw:
         return tf.reshape(drawn, [num_rows, dim])
 
 
+def draw_of(
+    kinds: Any, initializer: Any,
+    stateless_seed: Callable[[Any], tf.Tensor | None],
+) -> Draw | None:
+    """Returns the random numbers of one of Keras' initializers, if known.
+
+    Args:
+      kinds: The `initializers` module of its Keras version.
+      initializer: That is asked for its numbers.
+      stateless_seed: Returns the seed of its next numbers, `[2]` int32, or
+        None if it is not known.
+    """
+    known = {
+        kinds.RandomUniform: ("uniform", "minval", "maxval"),
+        kinds.RandomNormal: ("normal", "mean", "stddev"),
+        kinds.TruncatedNormal: ("truncated_normal", "mean", "stddev")}
+    # Not of a subclass, which may draw otherwise.
+    if type(initializer) not in known:
+        return None
+    seed = stateless_seed(initializer)
+    if seed is None:
+        return None
+    distribution, *names = known[type(initializer)]
+    first, second = (tf.constant(getattr(initializer, name), tf.float32)
+                     for name in names)
+    if distribution == "uniform":
+        return Draw(distribution, seed, second - first, first)
+    return Draw(distribution, seed, second, first)
+
+
 def of_one_table(
     initializer: Callable[..., Any], shape: tuple[int, int], dtype: tf.DType,
     draw_of: Callable[[Any], Draw | None],

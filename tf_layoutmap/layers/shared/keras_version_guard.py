@@ -1,4 +1,4 @@
-"""A layer of one flavour of Keras is never called by a model of the other.
+"""A layer for one Keras version is never called by a model of the other.
 
 The call would work, but no model trains, counts or saves a layer that it does
 not know for one: so it is refused.
@@ -25,19 +25,11 @@ def refuse_tf_keras(layer: Any, inputs: Any) -> None:
 
     from tf_layoutmap import _tf_keras_private
 
-    caller = None
-    if any(isinstance(one, tf_keras.__internal__.KerasTensor)
-           for one in tf.nest.flatten(inputs)):
-        caller = "a symbolic input of tf_keras"
-    elif _tf_keras_private.call_context().in_call:
-        caller = ("a call inside tf_keras layer "
-                  f"{_tf_keras_private.call_context().layer.name!r}")
-    name = type(layer).__name__
-    if caller:
-        raise RuntimeError(
-            f"tlm.layers.{name} is for Keras 3; a tf_keras model takes "
-            f"tlm.layers.tf_keras.{name}, or would not train it. "
-            f"Received: {caller} (layer {layer.name!r}).")
+    context = _tf_keras_private.call_context()
+    _refuse(layer, inputs, tf_keras.__internal__.KerasTensor,
+            context.layer if context.in_call else None,
+            own=("Keras 3", "tlm.layers"),
+            other=("tf_keras", "tlm.layers.tf_keras"))
 
 
 def refuse_keras(layer: Any, inputs: Any) -> None:
@@ -46,16 +38,31 @@ def refuse_keras(layer: Any, inputs: Any) -> None:
     Raises:
       RuntimeError: It is.
     """
-    caller = None
-    if any(isinstance(one, keras.KerasTensor)
-           for one in tf.nest.flatten(inputs)):
-        caller = "a symbolic input of Keras 3"
-    elif _keras_private.calling_layer() is not None:
-        caller = ("a call inside Keras 3 layer "
-                  f"{_keras_private.calling_layer().name!r}")
+    _refuse(layer, inputs, keras.KerasTensor, _keras_private.calling_layer(),
+            own=("tf_keras", "tlm.layers.tf_keras"),
+            other=("Keras 3", "tlm.layers"))
+
+
+def _refuse(layer: Any, inputs: Any, symbolic: type, calling_layer: Any, *,
+            own: tuple[str, str], other: tuple[str, str]) -> None:
+    """Raises if the other Keras version calls, or made the inputs.
+
+    Args:
+      layer: That is called.
+      inputs: Of the call.
+      symbolic: Type of the symbolic inputs of the other version.
+      calling_layer: Layer of the other version inside whose call this is.
+      own: Name of the layer's version, and where its layers are.
+      other: The same of the other version.
+    """
+    if any(isinstance(one, symbolic) for one in tf.nest.flatten(inputs)):
+        caller = f"a symbolic input of {other[0]}"
+    elif calling_layer is not None:
+        caller = f"a call inside {other[0]} layer {calling_layer.name!r}"
+    else:
+        return
     name = type(layer).__name__
-    if caller:
-        raise RuntimeError(
-            f"tlm.layers.tf_keras.{name} is for tf_keras; a Keras 3 model "
-            f"takes tlm.layers.{name}, or would not train it. "
-            f"Received: {caller} (layer {layer.name!r}).")
+    raise RuntimeError(
+        f"{own[1]}.{name} is for {own[0]}; a {other[0]} model takes "
+        f"{other[1]}.{name}, or would not train it. Received: {caller} "
+        f"(layer {layer.name!r}).")

@@ -1,4 +1,4 @@
-"""What is said where a table would train nothing, and nobody would notice."""
+"""The error for a table that gets no gradient in a training step."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What `ShardedEmbedding` is in every flavour of Keras."""
+"""What `ShardedEmbedding` is in every Keras version."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,17 @@ from tf_layoutmap.layers.shared import (
     whole_table_rules,
 )
 from tf_layoutmap.layers.shared.host_table import HOST
+from tf_layoutmap.layers.shared.row_optimizer_base import (
+    refuse_replicas,
+    refuse_servers,
+)
 from tf_layoutmap.sharded import ShardedVariable
 
 
 class EmbeddingCore:
-    """A mixin before the `Layer` of one flavour.
+    """A mixin before the `Layer` of one Keras version.
 
-    The layer's class has `_keras`, the module of its flavour, and
+    The layer's class has `_keras`, the module of its version, and
     `_row_optimizer`, its optimizer class. Its `build` makes the table, by
     `_make_table`, and tells Keras about the weights.
     """
@@ -127,6 +131,17 @@ class EmbeddingCore:
 
     # The table.
 
+    def _check_can_build(self) -> None:
+        """Refuses strategies under which the table would not train.
+
+        Raises:
+          RuntimeError: If there are several replicas, or servers that cannot
+            train it.
+        """
+        refuse_replicas(self.name)
+        if self.optimizer:
+            refuse_servers(self.name)
+
     def _make_table(self) -> ShardedVariable:
         """Returns the table, which the first call makes."""
         if self._table is None:
@@ -149,36 +164,9 @@ class EmbeddingCore:
             return initializer
         return initial_values.of_one_table(
             initializer, (self.input_dim, self.output_dim),
-            tf.as_dtype(self.variable_dtype), self._draw_of)
-
-    def _draw_of(self, initializer: Any) -> initial_values.Draw | None:
-        """The random numbers of one of Keras' initializers, if known."""
-        found = self._seed_and_numbers(initializer)
-        if found is None:
-            return None
-        distribution, seed, first, second = found
-        first, second = (tf.constant(one, tf.float32)
-                         for one in (first, second))
-        if distribution == "uniform":
-            return initial_values.Draw(
-                distribution, seed, second - first, first)
-        return initial_values.Draw(distribution, seed, second, first)
-
-    def _seed_and_numbers(self, initializer: Any) -> tuple | None:
-        """Distribution, seed and its two numbers; None if it is not known."""
-        kinds = self._keras.initializers
-        for kind, distribution, names in (
-                (kinds.RandomUniform, "uniform", ("minval", "maxval")),
-                (kinds.RandomNormal, "normal", ("mean", "stddev")),
-                (kinds.TruncatedNormal, "truncated_normal",
-                 ("mean", "stddev"))):
-            # A subclass may draw otherwise.
-            if type(initializer) is kind:
-                seed = self._stateless_seed(initializer)
-                return None if seed is None else (
-                    distribution, seed,
-                    *(getattr(initializer, name) for name in names))
-        return None
+            tf.as_dtype(self.variable_dtype),
+            lambda initializer: initial_values.draw_of(
+                self._keras.initializers, initializer, self._stateless_seed))
 
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
         """The seed of its next numbers, `[2]` int32; None if not known."""
@@ -206,10 +194,10 @@ class EmbeddingCore:
 
         Raises:
           TypeError: `inputs` are not integers.
-          RuntimeError: A layer of the other flavour of Keras calls.
+          RuntimeError: A layer of the other Keras version calls.
           tf.errors.InvalidArgumentError: An id is outside the table.
         """
-        self._refuse_other_flavour(inputs)
+        self._refuse_other_keras(inputs)
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         ids = self._ids(inputs)
@@ -258,7 +246,7 @@ class EmbeddingCore:
     def _exported_shards(self) -> list[tf.Variable]:
         raise NotImplementedError
 
-    def _refuse_other_flavour(self, inputs: Any) -> None:
+    def _refuse_other_keras(self, inputs: Any) -> None:
         raise NotImplementedError
 
     # Saving: one table.

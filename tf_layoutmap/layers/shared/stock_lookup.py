@@ -33,9 +33,9 @@ def gather(shards: Sequence[tf.Variable], ids: tf.Tensor,
     starts = tf.gather(tf.constant(partition.offsets[:-1], tf.int64), owners)
     num_shards = len(shards)
     local_rows = tf.dynamic_partition(flat_ids - starts, owners, num_shards)
-    places = tf.dynamic_partition(
+    positions = tf.dynamic_partition(
         tf.range(tf.size(flat_ids)), owners, num_shards)
-    rows = tf.dynamic_stitch(places, [
+    rows = tf.dynamic_stitch(positions, [
         tf.gather(shard, local) for shard, local in zip(shards, local_rows)])
     rows = tf.reshape(rows, tf.concat([tf.shape(ids), shards[0].shape[1:]], 0))
     rows.set_shape(ids.shape.concatenate(shards[0].shape[1:]))

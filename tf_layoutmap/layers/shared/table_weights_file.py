@@ -30,8 +30,8 @@ def save(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
     if dataset is None:
         store[key] = table.numpy()
         return
-    for place, shard in _shards(table):
-        dataset[place] = shard().astype(dtype, copy=False)
+    for index, shard in _shards(table):
+        dataset[index] = shard().astype(dtype, copy=False)
 
 
 def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
@@ -47,12 +47,12 @@ def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
         # Other processes hold the rest.
         yield (slice(None),), table.numpy
         return
-    places = transfer.slices_of_devices(table.shape, layout)
+    indices = transfer.slices_of_devices(table.shape, layout)
     # Each shard once, however many devices hold it.
-    shards = {tuple((s.start, s.stop) for s in place): (place, shard)
-              for place, shard in zip(places, dtensor.unpack(value))}
-    for place, shard in shards.values():
-        yield place, shard.numpy
+    shards = {tuple((s.start, s.stop) for s in index): (index, shard)
+              for index, shard in zip(indices, dtensor.unpack(value))}
+    for index, shard in shards.values():
+        yield index, shard.numpy
 
 
 def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
@@ -69,10 +69,10 @@ def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
         return
     parts: dict[tuple, np.ndarray] = {}
     components = []
-    for place in transfer.slices_of_devices(table.shape, table.layout):
-        part = tuple((s.start, s.stop) for s in place)
+    for index in transfer.slices_of_devices(table.shape, table.layout):
+        part = tuple((s.start, s.stop) for s in index)
         if part not in parts:
-            parts[part] = np.array(value[place], order="C")
+            parts[part] = np.array(value[index], order="C")
         components.append(parts[part])
     table.value.assign(tf.cast(
         dtensor.pack(components, table.layout), table.value.dtype))

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.layers.configs import feature_config_serialization
-from tf_layoutmap.layers.shared import tpu_embedding_weights_file
+from tf_layoutmap.layers.shared import marks, tpu_embedding_weights_file
 from tf_layoutmap.layers.shared.tpu_embedding_steps import EmbeddingSteps
 
 
@@ -36,19 +36,90 @@ def read_feature_config(
 
 
 class TPUEmbeddingCore:
-    """A mixin for a layer class, which calls `_make_steps` in its `__init__`.
+    """A mixin before the `Layer` of one Keras version.
 
-    A mixin, because both Keras find these methods on the layer by name.
+    A mixin, because both versions find these methods on the layer by name. The
+    layer's `build` makes the tables, and `_marks`, the weight that takes the
+    marks of gradients.
     """
 
     _steps: EmbeddingSteps
 
-    def _make_steps(self, feature_config: Any, optimizer: Any,
-                    **options: Any) -> None:
+    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
+                 feature_configs: Any = None, table_stacking: Any = "auto",
+                 partitioner: Any = None, out_of_range: str = "error",
+                 table_dtypes: Any = None, rounding_seed: int = 0,
+                 **kwargs: Any):
+        """Makes the layer.
+
+        Args:
+          feature_config: Nested structure of
+            `tf.tpu.experimental.embedding.FeatureConfig`, or of
+            `keras_rs.layers.FeatureConfig`.
+          optimizer: Of tables that bring none: one of
+            `tf.tpu.experimental.embedding`, a Keras optimizer or its name;
+            None for tables that only serve, with `trainable=False`.
+          feature_configs: Another name of `feature_config`, that of
+            `keras_rs.layers.DistributedEmbedding`.
+          table_stacking: Of keras-rs: which tables a SparseCore keeps as one.
+            It changes no result, and nothing here.
+          partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
+          out_of_range: As of `tlm.TPUEmbedding`.
+          table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
+            halves the memory of the rows. Activations are of the layer's
+            compute dtype in any case.
+          rounding_seed: As of `tlm.TPUEmbedding`.
+          **kwargs: Those of every Keras layer, such as `name`.
+
+        Raises:
+          TypeError, ValueError: As of `tlm.TPUEmbedding`; or if a fact of
+            keras-rs' configs has no counterpart.
+        """
+        # Ids must not become float16.
+        super().__init__(**{"autocast": False, **kwargs})
         self._steps = EmbeddingSteps(
-            self.name, feature_config, optimizer, **options)
+            self.name, read_feature_config(
+                feature_config, feature_configs, table_stacking, self.name),
+            optimizer, partitioner=partitioner, out_of_range=out_of_range,
+            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
         # An attribute of the layer: so that a checkpoint finds the tables.
         self.embedding = self._steps.embedding
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, of a model of its own Keras version only."""
+        self._refuse_other_keras(inputs)
+        return super().__call__(inputs, *args, **kwargs)
+
+    def call(self, inputs: Any, weights: Any = None,
+             training: bool | None = None) -> Any:
+        """Returns the activations of all features.
+
+        Args:
+          inputs: Structure of the feature config, as `enqueue` of
+            `tlm.TPUEmbedding` takes it.
+          weights: None, or the same structure of weights.
+          training: None or a bool. The tables train where a gradient tape
+            records the call, whatever this is; True says that one will, where
+            a `tf.function` is traced outside of the tape.
+
+        Returns:
+          Structure of the feature config with tensors of the compute dtype.
+        """
+        marks_variable = self._marks_variable()
+        if self.trainable and marks.may_be_recorded(marks_variable, training):
+            activations = self._steps.start(
+                tf.convert_to_tensor(marks_variable), inputs, weights)
+        else:
+            activations = self._steps.look_up(inputs, weights)
+        return self._cast(activations)
+
+    def _marks_variable(self) -> tf.Variable:
+        """The variable of the weight that takes the marks."""
+        raise NotImplementedError
+
+    def _refuse_other_keras(self, inputs: Any) -> None:
+        """Raises a RuntimeError if a model of the other version calls."""
+        raise NotImplementedError
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
         """Returns the rows by table name, as keras-rs' layer has them.

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding.host import engine as host_engine
+from tf_layoutmap.embedding.api.layer_access import LayerAccess
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.step import structure
-from tf_layoutmap.embedding.tpu import replicate_context
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.configs import keras_rs_configs
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
+from tf_layoutmap.layers.shared import activation_shapes, marks
 from tf_layoutmap.layers.shared.host_table import HOST
 
 
@@ -60,7 +59,8 @@ class EmbeddingSteps:
             out_of_range=out_of_range, table_dtypes=table_dtypes,
             rounding_seed=rounding_seed)
         self.rounding_seed = rounding_seed
-        self.spec = self.embedding._state.spec
+        self.access = LayerAccess(self.embedding)
+        self.spec = self.access.spec
         self._schedules = [
             table.optimizer.learning_rate for table in self.spec.tables
             if table.optimizer is not None and isinstance(
@@ -79,7 +79,7 @@ class EmbeddingSteps:
     @property
     def is_on_tpu(self) -> bool:
         """Whether the tables are on a TPU, or an emulated one."""
-        return self.embedding._state.backend.is_on_tpu
+        return self.access.is_on_tpu
 
     def build(self):
         """Makes the tables; on a TPU the first step does, from its sizes."""
@@ -110,30 +110,12 @@ class EmbeddingSteps:
     @property
     def mark_shape(self) -> tuple[int, ...]:
         """Shape of the weight that takes the marks of gradients."""
-        return () if self.is_on_tpu else host_engine.MARK_SHAPE
-
-    def trains(self, weight: tf.Variable, training: Any) -> bool:
-        """Whether a call is one that gradients may follow.
-
-        Args:
-          weight: Takes the marks.
-          training: Of the call. What counts is whether a tape records, as for
-            any other weight; a true value says that one will, where a
-            `tf.function` is traced before.
-        """
-        if training:
-            return True
-        # `tf.recompute_grad` asks for the gradients of what its first run
-        # uses, where no tape records.
-        _tf_private.variable_accessed(weight)
-        return _tf_private.could_possibly_record() and (
-            _tf_private.should_record_backprop(
-                [tf.convert_to_tensor(weight)]))
+        return self.access.mark_shape
 
     @property
     def num_replicas(self) -> int:
         """Replicas that take part in each step."""
-        return self.embedding._state.replicas.num_replicas
+        return self.access.num_replicas
 
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns activations by stock ops, outside of any step.
@@ -145,7 +127,7 @@ class EmbeddingSteps:
         """
         inputs, weights = self._cut(inputs, weights)
         if self.is_on_tpu:
-            self._replica("call")
+            self.access.require_replica("call")
             self.embedding.enqueue(
                 inputs, weights, training=False, name=self._layer)
             return self.embedding.dequeue(name=self._layer)
@@ -153,13 +135,15 @@ class EmbeddingSteps:
             inputs, weights, self.embedding.embedding_tables,
             self.feature_config, out_of_range=self.out_of_range)
 
+    def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
+        """Returns the shape of each feature's activations, from its input's.
+        """
+        return activation_shapes.of_inputs(
+            self.spec, self.feature_config, inputs)
+
     def zeros(self, inputs: Any) -> Any:
-        """Returns what has the shape of the activations, without a step."""
-        return tf.nest.pack_sequence_as(self.feature_config, [
-            tf.zeros([_size(value, axis) if size is None else size
-                      for axis, size in enumerate(shape)])
-            for shape, value in zip(
-                self.output_shapes(inputs), tf.nest.flatten(inputs))])
+        """Returns zeros in the shape of the activations, without a step."""
+        return activation_shapes.zeros(self.spec, self.feature_config, inputs)
 
     def start(self, step: tf.Tensor, inputs: Any, weights: Any) -> Any:
         """Returns the activations of a new step of the calling replica.
@@ -175,28 +159,26 @@ class EmbeddingSteps:
           RuntimeError: If there are several replicas and none is calling, or
             a table has no optimizer.
         """
-        replica = self._replica("call")
+        replica = self.access.require_replica("call")
         inputs, weights = self._cut(inputs, weights)
-        state = self.embedding._state
-        state.check_can_step("call")
-        state.check_optimizers("call in a training step")
+        self.access.check_can_train()
         if self.is_on_tpu:
             self.embedding.enqueue(inputs, weights, name=self._layer)
             found = tf.nest.flatten(self.embedding.dequeue(name=self._layer))
-            take = self._of_last_call(replica)
+            follow = self._of_last_call(replica)
         else:
-            lookup, found = state.backend.open(inputs, weights)
-            take = functools.partial(state.backend.follow, lookup)
-        flat = self._connect(take, step, *found)
+            follow, found = self.access.open(inputs, weights)
+        flat = marks.connect(follow, step, found, self.num_replicas)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
 
-    def apply(self, marks: tf.Tensor):
+    def apply(self, sum_of_marks: tf.Tensor):
         """Lets the tables take a step, when the last replica calls.
 
         Args:
-          marks: What came for the weight of `start`: a sum of marks, of which
-            each stands for the gradients of one call. They are multiplied
-            with its factor in the sum.
+          sum_of_marks: What came for the weight of `start`, float32 of
+            `mark_shape`: a sum of marks, of which each stands for the
+            gradients of one call. They are multiplied with its factor in the
+            sum.
 
         Raises:
           RuntimeError: If none were taken.
@@ -204,47 +186,28 @@ class EmbeddingSteps:
             not every step takes.
         """
         if not self.is_on_tpu:
-            self.embedding._state.backend.apply_followed(marks)
-            if self._schedules and (
-                    self.embedding._state.replicas.is_last_here(
-                        self._replica("apply"))):
+            self.access.apply_marks(sum_of_marks)
+            if self._schedules and self.access.is_last_here(
+                    self.access.require_replica("apply")):
                 self.embedding.schedule_updates.assign_add(1)
             return
-        if not self._is_in_program():
+        if not self.access.is_in_program():
             raise ValueError(
                 "The model's optimizer must be applied in every step on a "
                 "TPU, which waits for the gradients: a loss scale, which may "
                 "skip one, is not for it; use the policy \"mixed_bfloat16\" "
                 f"(layer {self._layer!r}).")
-        gradients = self._gradients.pop(self._replica("apply"), None)
+        gradients = self._gradients.pop(
+            self.access.require_replica("apply"), None)
         if gradients is None:
             raise RuntimeError(
                 f"Layer {self._layer!r} has no gradients to apply; call it "
                 "inside the tape, once per step.")
         self.embedding.apply_gradients(
             tf.nest.pack_sequence_as(
-                self.feature_config, [one * marks for one in gradients]),
+                self.feature_config,
+                [one * sum_of_marks for one in gradients]),
             name=self._layer)
-
-    def _is_in_program(self) -> bool:
-        try:
-            return replicate_context.is_in_tpu_program()
-        except RuntimeError:
-            return False
-
-    def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
-        """Returns the shape of each feature's activations, from its input's.
-
-        Nothing is computed: a step must not be enqueued for it.
-
-        Args:
-          inputs: Structure of the feature config of what has a `shape`.
-        """
-        structure.check_same(
-            inputs, "inputs", self.feature_config, "feature_config")
-        return [self._output_shape(feature, tuple(value.shape))
-                for feature, value in zip(
-                    self.spec.features, tf.nest.flatten(inputs))]
 
     def _cut(self, inputs, weights):
         features = dict(structure.flatten_with_paths(self.feature_config))
@@ -261,14 +224,11 @@ class EmbeddingSteps:
                 None if weights is None else
                 tf.nest.pack_sequence_as(inputs, flat_weights))
 
-    def _replica(self, method: str) -> int:
-        return self.embedding._state.replicas.require_current(method)
-
     def _of_last_call(self, replica):
         """What keeps the gradients of a TPU's step until it is applied."""
         this_call = self._latest_call[replica] = object()
 
-        def take(gradients):
+        def follow(gradients):
             if this_call is not self._latest_call[replica]:
                 raise RuntimeError(
                     f"Layer {self._layer!r} must be called once in a "
@@ -277,47 +237,4 @@ class EmbeddingSteps:
             self._gradients[replica] = gradients
             return tf.ones([])
 
-        return take
-
-    def _connect(self, take, step, *activations):
-        """The activations, as something that depends on the step."""
-        @tf.custom_gradient
-        def connected(step, *activations):
-            def gradient(*gradients):
-                gradients = [tf.convert_to_tensor(one) for one in gradients]
-                mark = take(gradients)
-                one_or_nan = self._of_all(1 + tf.add_n([
-                    tf.reduce_sum(one * 0) for one in gradients]))
-                mark = tf.where(mark == 0, 0.0, mark * one_or_nan)
-                return mark, *[None] * len(gradients)
-
-            return [tf.identity(one) for one in activations], gradient
-
-        return connected(step, *activations)
-
-    def _of_all(self, value):
-        """The mean over replicas, so that they take the step or none does.
-
-        Keras looks for overflows in the first replica's gradients only.
-        """
-        if self.num_replicas == 1:
-            return value
-        return tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, value) / self.num_replicas
-
-    def _output_shape(self, feature, shape):
-        dim = self.spec.table_of(feature).dim
-        if feature.output_shape is not None:
-            return (*feature.output_shape, dim)
-        samples = shape[:max(len(shape) - 1, 1)]
-        positions = [feature.max_sequence_length] * feature.is_sequence
-        return (*samples, *positions, dim)
-
-
-def _size(value: Any, axis: int) -> tf.Tensor:
-    """A size that is only known at run time, of any form of input."""
-    if isinstance(value, tf.SparseTensor):
-        return tf.cast(value.dense_shape[axis], tf.int32)
-    if isinstance(value, tf.RaggedTensor):
-        return tf.cast(value.bounding_shape(axis), tf.int32)
-    return tf.shape(value)[axis]
+        return follow

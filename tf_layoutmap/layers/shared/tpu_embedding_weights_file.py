@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_layoutmap.embedding.api.layer_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 
 
@@ -49,20 +50,14 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
         values = store[key][...]
         variable.assign(values.view(variable.dtype.as_numpy_dtype)
                         if _is_half(variable) else values)
-    embedding._load_variables()
+    LayerAccess(embedding).load_variables()
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
     """Returns all variables, by table number and name of the variable."""
-    if embedding._state.backend.is_on_tpu:
-        embedding._state.check_built("save or load")
-        embedding._retrieve_variables()
-    else:
-        embedding.build()
-        embedding.flush()
     found = {}
-    for number, table in enumerate(embedding._state.spec.tables):
-        for name, variable in embedding._variables[table.name].items():
+    for number, by_name in enumerate(LayerAccess(embedding).variables()):
+        for name, variable in by_name.items():
             dtype = f".{variable.dtype.name}" * _is_half(variable)
             found[f"{number}.{name}{dtype}"] = variable
     updates = getattr(embedding, "schedule_updates", None)

@@ -1,4 +1,4 @@
-"""What a regularizer and a constraint see of a table in shards."""
+"""What regularizers, constraints and optimizers see of a table in shards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +66,34 @@ def check_by_row(constraint: Any, where: str) -> None:
             "where the table has an optimizer of its own, which constrains the "
             "rows of a batch only: use axis=1. Received: "
             f"{type(constraint).__name__} with axis={axis!r} ({where}).")
+
+
+def refuse_whole_weights(
+    optimizer: Any, kinds: type | tuple[type, ...], where: str,
+    setting: str | None = None,
+) -> None:
+    """Refuses an optimizer that would take each shard for a whole weight.
+
+    Args:
+      optimizer: Of the model, or None.
+      kinds: Optimizer classes that compute with a weight as a whole.
+      where: The table or weight, for the message.
+      setting: What else makes it compute so, or None.
+
+    Raises:
+      ValueError: It clips the norm of each weight, or is of such a class.
+    """
+    clipnorm = getattr(optimizer, "clipnorm", None)
+    if clipnorm:
+        setting = f"clipnorm={clipnorm}"
+    elif isinstance(optimizer, kinds):
+        setting = type(optimizer).__name__
+    if setting:
+        raise ValueError(
+            "A model's optimizer that computes with a weight as a whole "
+            "trains a table in one shard only; use num_shards=1, "
+            "`global_clipnorm`, or an optimizer of the layer's own. Received: "
+            f"{setting} ({where}).")
 
 
 def check_callable(argument: str, value: Any, where: str) -> Any:

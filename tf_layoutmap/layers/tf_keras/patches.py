@@ -9,6 +9,9 @@ import tf_keras
 
 from tf_layoutmap._patches import engine as patches
 from tf_layoutmap._tf_keras_private import LegacyOptimizer
+from tf_layoutmap.layers.shared import whole_table_rules
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.mixin import table_of
 
 
 class SelfTrained:
@@ -123,19 +126,18 @@ def _is_summed(optimizer, args, kwargs) -> bool:
 
 def _refuse_whole_weights(optimizer, pairs) -> None:
     """Raises where an optimizer would take each shard for a whole weight."""
-    clipnorm = getattr(optimizer, "clipnorm", None)
-    if not clipnorm and not isinstance(
-            optimizer, tf_keras.optimizers.Adafactor):
-        return
     for _, variable in pairs:
-        owner = getattr(variable, "_sharded_container", lambda: None)()
-        if owner is not None and len(owner.variables) > 1:
-            what = f"clipnorm={clipnorm}" if clipnorm else "Adafactor"
-            raise ValueError(
-                "A model's optimizer that computes with a weight as a whole "
-                "trains a table in one shard only; use num_shards=1, "
-                "`global_clipnorm`, or an optimizer of the layer's own. "
-                f"Received: {what} (table {owner.name!r}).")
+        table = _table_in_shards(variable)
+        if table is not None:
+            whole_table_rules.refuse_whole_weights(
+                optimizer, tf_keras.optimizers.Adafactor,
+                f"table {table.name!r}")
+
+
+def _table_in_shards(variable) -> ShardedVariable | None:
+    """The table that a weight is a shard of, if it has several."""
+    table = table_of(variable)
+    return table if table is not None and len(table.variables) > 1 else None
 
 
 def _refuse_late_slots(optimizer, model_variable) -> None:
@@ -144,13 +146,12 @@ def _refuse_late_slots(optimizer, model_variable) -> None:
     A file holds those of all shards as one. tf_keras finds them by where they
     stand in the lists of a built optimizer, and else leaves them at zero.
     """
-    owner = getattr(model_variable, "_sharded_container", lambda: None)()
-    if owner is None or len(owner.variables) == 1 or (
-            not optimizer._variables._deferred_dependencies):
+    table = _table_in_shards(model_variable)
+    if table is None or not optimizer._variables._deferred_dependencies:
         return
     raise RuntimeError(
         "Call `optimizer.build(model.trainable_variables)` before a "
         "checkpoint is restored: the slot variables of a table in shards "
         "cannot be restored when they are made afterwards. Received: a "
         f"restored optimizer {optimizer.name!r} that is not built (table "
-        f"{owner.name!r}).")
+        f"{table.name!r}).")

@@ -8,10 +8,6 @@ import tf_keras
 from tf_layoutmap import _tf_keras_private, _tf_private
 from tf_layoutmap.layers.shared import keras_version_guard, whole_table_rules
 from tf_layoutmap.layers.shared.host_table import HOST
-from tf_layoutmap.layers.shared.row_optimizer_base import (
-    refuse_replicas,
-    refuse_servers,
-)
 from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.trained_table import TrainedTable
@@ -63,12 +59,10 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         """Makes the table."""
         if self.built:
             return
-        refuse_replicas(self.name)
-        if self.optimizer:
-            refuse_servers(self.name)
+        self._check_can_build()
         if _tf_keras_private.layout_map_in_use() is not None:
             raise RuntimeError(
-                "On a mesh, tables lie in models of Keras 3; use "
+                "On a mesh, tables belong to models of Keras 3; use "
                 "tlm.layers.ShardedEmbedding, or build this layer outside of "
                 f"`layout_map_scope`. Received: layer {self.name!r} of "
                 "tf_keras.")
@@ -114,7 +108,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             children["_shards"] = self._shards
         return children
 
-    def _refuse_other_flavour(self, inputs: Any) -> None:
+    def _refuse_other_keras(self, inputs: Any) -> None:
         keras_version_guard.refuse_keras(self, inputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

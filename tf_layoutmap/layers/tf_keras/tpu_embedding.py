@@ -9,10 +9,7 @@ from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.variables.table_variable import strategy_in_scope
 from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
 from tf_layoutmap.layers.shared.host_table import HOST
-from tf_layoutmap.layers.shared.tpu_embedding_base import (
-    TPUEmbeddingCore,
-    read_feature_config,
-)
+from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
 
@@ -53,7 +50,6 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
         self.steps.apply(gradient / num_replicas)
 
 
-
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
 class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     """Looks up all features of a model, in tables with their own optimizers.
@@ -80,20 +76,6 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
-                 feature_configs: Any = None, table_stacking: Any = "auto",
-                 partitioner: Any = None, out_of_range: str = "error",
-                 table_dtypes: Any = None, rounding_seed: int = 0,
-                 **kwargs: Any):
-        """Makes the layer; see `tlm.layers.TPUEmbedding`."""
-        # Ids must not become float16.
-        super().__init__(**{"autocast": False, **kwargs})
-        self._make_steps(
-            read_feature_config(feature_config, feature_configs,
-                                table_stacking, self.name),
-            optimizer, partitioner=partitioner, out_of_range=out_of_range,
-            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
-
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
         if self.built:
@@ -113,25 +95,8 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         self._marks = marks
         super().build(input_shape)
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer, of a tf_keras model only."""
+    def _marks_variable(self) -> tf.Variable:
+        return self._marks
+
+    def _refuse_other_keras(self, inputs: Any) -> None:
         keras_version_guard.refuse_keras(self, inputs)
-        return super().__call__(inputs, *args, **kwargs)
-
-    def call(self, inputs: Any, weights: Any = None,
-             training: bool | None = None) -> Any:
-        """Returns the activations of all features.
-
-        Args:
-          inputs: Structure of the feature config, as `enqueue` of
-            `tlm.TPUEmbedding` takes it.
-          weights: None, or the same structure of weights.
-          training: As of `tlm.layers.TPUEmbedding`.
-
-        Returns:
-          Structure of the feature config with tensors of the compute dtype.
-        """
-        if self.trainable and self._steps.trains(self._marks, training):
-            return self._cast(self._steps.start(
-                self._marks.read_value(), inputs, weights))
-        return self._cast(self._steps.look_up(inputs, weights))

@@ -19,7 +19,7 @@ class TrainedTable(SelfTrained, ShardedVariable):
     and makes no slot variables: nothing trains while one only predicts.
     """
 
-    # What tf_keras asks of a weight besides.
+    # tf_keras reads it of every weight.
     constraint = None
 
     def be_trained_by(self, optimizer: RowOptimizer) -> None:

@@ -91,12 +91,12 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
         routing.scatter(shards, verb, flat_ids, tf.reshape(
             value, tf.concat([tf.shape(flat_ids), row_shape], axis=0)))
         return
-    places = tf.transpose(tf.unravel_index(
+    positions = tf.transpose(tf.unravel_index(
         tf.reshape(numbers, [-1]), tf.constant(row_shape, tf.int32)))
-    num_ids, num_places = tf.size(flat_ids), tf.shape(places)[0]
+    num_ids, num_positions = tf.size(flat_ids), tf.shape(positions)[0]
     indices = tf.concat([
-        tf.repeat(tf.cast(flat_ids, tf.int64), num_places)[:, tf.newaxis],
-        tf.tile(tf.cast(places, tf.int64), [num_ids, 1])], axis=1)
+        tf.repeat(tf.cast(flat_ids, tf.int64), num_positions)[:, tf.newaxis],
+        tf.tile(tf.cast(positions, tf.int64), [num_ids, 1])], axis=1)
     indices.set_shape([None, 1 + len(row_shape)])
     elements.scatter_nd(shards, verb, indices, tf.reshape(value, [-1]))
 

@@ -102,9 +102,9 @@ class Reads:
             return routing.gather(shards, ids, name)
         with tf.name_scope(name or "gather_rows"):
             ids = checks.ids_of(shards, ids)
-            distinct, places = tf.unique(tf.reshape(ids, [-1]))
+            distinct, positions = tf.unique(tf.reshape(ids, [-1]))
             rows = tf.gather(routing.gather(shards, distinct),
-                             tf.reshape(places, tf.shape(ids)))
+                             tf.reshape(positions, tf.shape(ids)))
             rows.set_shape(ids.shape.concatenate(shards.row_shape))
             return rows
 
@@ -138,8 +138,8 @@ class Reads:
 
         Args:
           chunk_rows: How many rows of a shard to read at a time, so that no
-            more than these are in memory besides table and result. None: a
-            shard.
+            more than these are in memory in addition to table and result.
+            None: a shard.
         """
         shards = self._own_shards
         if not tf.executing_eagerly():

@@ -30,15 +30,15 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
             f"Received: {num_used}.")
     num_new_axes = 0
     selector, rest = slice(None), ()
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         if item is None:
             num_new_axes += 1
         elif item is Ellipsis and num_used < rank:
             # It covers axis 0, and the rest still needs it for the others.
-            rest = items[place:]
+            rest = items[position:]
             break
         elif item is not Ellipsis:
-            selector, rest = item, items[place + 1:]
+            selector, rest = item, items[position + 1:]
             break
     for item in rest:
         if is_array(item):

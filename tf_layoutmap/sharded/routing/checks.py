@@ -80,15 +80,15 @@ def check_ids(shards: Shards, ids: tf.Tensor, lowest: int = 0,
     sentence = "Id {} (ids[{}]) is outside " + _extent(shards, axis)
     if tf.executing_eagerly():
         if tf.reduce_any(outside):
-            place = int(tf.argmax(outside))
+            position = int(tf.argmax(outside))
             raise tf.errors.InvalidArgumentError(
-                None, None, sentence.format(int(flat[place]), place))
+                None, None, sentence.format(int(flat[position]), position))
         return ids
     # argmax of nothing is refused, so there is always one more.
-    place = tf.argmax(tf.concat([outside, [True]], axis=0))
-    culprit = tf.gather(tf.concat([flat, [0]], axis=0), place)
+    position = tf.argmax(tf.concat([outside, [True]], axis=0))
+    culprit = tf.gather(tf.concat([flat, [0]], axis=0), position)
     return _only_if(ids, tf.logical_not(tf.reduce_any(outside)),
-                    sentence, culprit, place)
+                    sentence, culprit, position)
 
 
 def poison_ids(shards: Shards, ids: tf.Tensor,

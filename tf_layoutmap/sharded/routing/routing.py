@@ -1,4 +1,4 @@
-"""The one door for reads and writes of single rows.
+"""The one module that reads and writes single rows.
 
 Where all shards are on this CPU, one op of ours does everything: ids are
 checked once, there. Elsewhere ids and values are checked completely, then
@@ -7,13 +7,13 @@ refused call has written nothing. With one shard, and so in every exported
 graph, nothing is routed.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap.sharded.routing import checks, parts
+from tf_layoutmap.sharded.routing import route as routes
 from tf_layoutmap.sharded.routing.shards import Shards
 
 VERBS = ("add", "sub", "mul", "div", "min", "max", "update")
@@ -37,13 +37,14 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
     """
     with tf.name_scope(name or "sharded_gather"):
         ids = checks.ids_of(shards, ids)
+        found = _parts_of(shards)
         outside = None
-        if not _checks_ids_itself(shards):
+        if not _checks_ids_itself(shards, found):
             if checks.in_xla():
                 ids, outside = checks.poison_ids(shards, ids)
             else:
                 ids = checks.check_ids(shards, ids)
-        rows = gather_checked(shards, ids)
+        rows = _gather_from(shards, found, ids)
         if outside is not None:
             rows = checks.nan_where(outside, rows)
         return tf.identity(rows, name="rows")
@@ -51,23 +52,28 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
 
 def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows by checked ids."""
+    return _gather_from(shards, _parts_of(shards), ids)
+
+
+def _gather_from(shards: Shards, found: Sequence[parts.Part],
+                 ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of the parts of a table by checked ids."""
     if shards.axis == 1:
         columns = shards.each_alone()
         if len(columns) == 1:
             return gather_checked(columns[0], ids)
         if ids.shape.rank is None:
-            rows = gather_checked(shards, tf.reshape(ids, [-1]))
+            rows = _gather_from(shards, found, tf.reshape(ids, [-1]))
             return tf.reshape(rows, tf.concat(
                 [tf.shape(ids), shards.row_shape], axis=0))
         return tf.concat([gather_checked(column, ids) for column in columns],
                          axis=ids.shape.rank)
-    found = parts.parts_of(shards)
     if _needs_no_route(shards, found):
         return parts.gather(found[0], ids)
     if len(found) > 1 and checks.in_vectorized_map():
         rows = _gather_masked(shards, found, tf.reshape(ids, [-1]))
         return _in_shape_of(shards, rows, ids)
-    route = _route(shards, found, tf.reshape(ids, [-1]))
+    route = routes.route(shards, found, tf.reshape(ids, [-1]))
     if len(found) == 1:
         rows = parts.gather(found[0], route.rows[0])
     else:
@@ -94,7 +100,7 @@ def _gather_masked(shards: Shards, found: Sequence[parts.Part],
     size. So each part reads a row for each id, its first one for those of
     others.
     """
-    rows, numbers = _locate(shards, found, flat_ids)
+    rows, numbers = routes.locate(shards, found, flat_ids)
     rank = 1 + shards.row_shape.rank
     gathered = None
     for number, part in enumerate(found):
@@ -134,8 +140,9 @@ def scatter(shards: Shards, verb: str, ids: Any, values: Any,
         shape = ids.shape.concatenate(shards.row_shape)
         if not is_scalar:
             checks.check_shape(shards, values, shape)
-        if _checks_ids_itself(shards):
-            return parts.scatter(parts.parts_of(shards)[0], verb, ids, values)
+        found = _parts_of(shards)
+        if _checks_ids_itself(shards, found):
+            return parts.scatter(found[0], verb, ids, values)
         outside = None
         if checks.in_xla():
             ids, outside = checks.poison_ids(shards, ids)
@@ -161,86 +168,43 @@ def scatter(shards: Shards, verb: str, ids: Any, values: Any,
                 [tf.shape(flat_ids), shards.row_shape], axis=0))
             if verb == "update":
                 values = tf.gather(values, parts.last_of_equal(flat_ids))
-        _scatter_checked(shards, verb, flat_ids, values)
+        _scatter_to(shards, found, verb, flat_ids, values)
         if (outside is not None and verb in ("min", "max")
                 and shards.dtype.is_floating):
-            _scatter_checked(shards, "add", flat_ids,
-                             checks.poison_to_add(outside, values))
+            _scatter_to(shards, found, "add", flat_ids,
+                        checks.poison_to_add(outside, values))
 
 
-def _scatter_checked(shards: Shards, verb: str, flat_ids: tf.Tensor,
-                     values: tf.Tensor) -> None:
+def _scatter_to(shards: Shards, found: Sequence[parts.Part], verb: str,
+                flat_ids: tf.Tensor, values: tf.Tensor) -> None:
+    """Writes rows of the parts of a table by checked ids."""
     is_scalar = values.shape.rank == 0
     if shards.axis == 1:
         columns = shards.each_alone()
         blocks = ([values] * len(columns) if is_scalar else
                   tf.split(values, shards.partition.sizes, axis=1))
         for column, block in zip(columns, blocks):
-            _scatter_checked(column, verb, flat_ids, block)
+            _scatter_to(column, _parts_of(column), verb, flat_ids, block)
         return
-    found = parts.parts_of(shards)
     if _needs_no_route(shards, found):
         parts.scatter(found[0], verb, flat_ids, values)
         return
-    route = _route(shards, found, flat_ids)
+    route = routes.route(shards, found, flat_ids)
     for part, rows, positions in zip(found, route.rows, route.positions):
         parts.scatter(part, verb, rows,
                       values if is_scalar or positions is None
                       else tf.gather(values, positions))
 
 
-def _checks_ids_itself(shards: Shards) -> bool:
+def _parts_of(shards: Shards) -> Sequence[parts.Part]:
+    """The parts of a table, made once a call; none where columns are cut."""
+    return [] if shards.axis == 1 else parts.parts_of(shards)
+
+
+def _checks_ids_itself(shards: Shards, found: Sequence[parts.Part]) -> bool:
     """Whether one op of ours does the whole call, and its checks."""
-    if shards.axis == 1:
-        return False
-    found = parts.parts_of(shards)
     return _needs_no_route(shards, found) and found[0].is_fused
 
 
 def _needs_no_route(shards: Shards, found: Sequence[parts.Part]) -> bool:
     return len(found) == 1 and shards.partition.placement != "callable"
-
-
-@dataclasses.dataclass(frozen=True)
-class Route:
-    """Where the rows of some ids live.
-
-    Attributes:
-      rows: One `[num_ids of the part]` tensor per part: rows of that part.
-      positions: Alike, int32: which of the ids those are, ascending. None for
-        all of them, when there is one part.
-    """
-
-    rows: Sequence[tf.Tensor]
-    positions: Sequence[tf.Tensor | None]
-
-
-def _route(shards: Shards, found: Sequence[parts.Part],
-           flat_ids: tf.Tensor) -> Route:
-    """Divides checked `[num_ids]` ids among parts, keeping their order."""
-    rows, numbers = _locate(shards, found, flat_ids)
-    if len(found) == 1:
-        return Route([rows], [None])
-    positions = tf.range(tf.size(flat_ids))
-    return Route(tf.dynamic_partition(rows, numbers, len(found)),
-                 tf.dynamic_partition(positions, numbers, len(found)))
-
-
-def _locate(shards: Shards, found: Sequence[parts.Part],
-            flat_ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the row of each id in its part, and the part's number."""
-    owners, rows = parts.assign(shards.partition, flat_ids)
-    part_of_shard = [0] * len(shards.variables)
-    first_row_of_shard = [0] * len(shards.variables)
-    for number, part in enumerate(found):
-        # Inside a part, shards lie after each other.
-        first_row = 0
-        for shard in part.numbers:
-            part_of_shard[shard] = number
-            first_row_of_shard[shard] = first_row
-            first_row += shards.partition.sizes[shard]
-    if any(first_row_of_shard):
-        rows += tf.gather(tf.constant(first_row_of_shard, rows.dtype), owners)
-    if len(found) == len(shards.variables):
-        return rows, owners
-    return rows, tf.gather(tf.constant(part_of_shard, tf.int32), owners)

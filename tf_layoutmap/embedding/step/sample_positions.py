@@ -1,7 +1,7 @@
-"""Lays samples out over the places of an activation's shape.
+"""Lays samples out over the positions of an activation's shape.
 
 What the engine takes has one dimension of samples. An activation of shape
-`[B, D, dim]` has `B * D` of them, its places, in row-major order.
+`[B, D, dim]` has `B * D` of them, its positions, in row-major order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def fill(
 ) -> feature_inputs.FeatureIds:
     """Lays ragged samples out over a shape.
 
-    As TensorFlow has it: as many samples as the shape has places fill them,
-    in order; fewer samples are sequences, cut or filled to the places that
+    As TensorFlow has it: as many samples as the shape has positions fill them,
+    in order; fewer samples are sequences, cut or filled to the positions that
     there are for each.
 
     Args:
@@ -33,7 +33,7 @@ def fill(
       `found`, with the samples of the shape.
 
     Raises:
-      ValueError: If sizes are unknown, the samples do not divide the places,
+      ValueError: If sizes are unknown, the samples do not divide the positions,
         or sequences have weights.
     """
     given = found.static_num_samples
@@ -42,29 +42,29 @@ def fill(
             f"Ragged input {feature.name!r} with an output_shape of several "
             "dimensions must have sizes that are known while tracing. "
             f"Received: output_shape={shape}, {given} samples.")
-    places = math.prod(shape)
+    positions = math.prod(shape)
     found.inner_shape = tuple(shape[1:])
-    if given == places:
+    if given == positions:
         return found
-    if given < 1 or places % given:
+    if given < 1 or positions % given:
         raise ValueError(
             f"Ragged input {feature.name!r} must have a number of samples that "
-            f"divides the {places} places of output_shape={shape}. Received: "
-            f"{given} samples.")
+            f"divides the {positions} positions of output_shape={shape}. "
+            f"Received: {given} samples.")
     if found.weights.shape[0] != 0:
         raise ValueError(
             f"Weight specified for feature {feature.name!r}, whose samples are "
             f"sequences of output_shape={shape}: no combiner would use it; "
             "pass None.")
-    _cut(feature, found, places // given)
-    found.num_samples = places
+    _cut(feature, found, positions // given)
+    found.num_samples = positions
     return found
 
 
 def fill_sequences(
     feature: config.FeatureSpec, found: feature_inputs.FeatureIds, length: int,
 ) -> feature_inputs.FeatureIds:
-    """Gives each sample `length` places, one for each position.
+    """Makes `length` samples of each, one for each position.
 
     Args:
       feature: Whose input it is.
@@ -82,9 +82,9 @@ def fill_sequences(
 
 
 def _cut(feature, found: feature_inputs.FeatureIds, length: int):
-    """Ids and splits of at most `length` places for each sample."""
+    """Ids and splits of at most `length` positions for each sample."""
     samples, positions, checks = _samples_and_positions(feature, found)
-    # Checked here, because the engine sees the places only.
+    # Checked here, because the engine sees the new samples only.
     with tf.control_dependencies([one for one in checks if one is not None]):
         kept = tf.where(positions < length)[:, 0]
     output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
@@ -107,11 +107,11 @@ def _samples_and_positions(feature, found):
         return samples, positions, [
             tf.debugging.Assert(tf.reduce_all(ascends), [message]),
             tf.debugging.Assert(tf.reduce_all(inside), [message])]
-    places = tf.range(num_ids)
+    numbers = tf.range(num_ids)
     if found.splits.shape[0] == 0:
         per_sample = tf.math.floordiv(num_ids, tf.maximum(num_samples, 1))
         return (tf.repeat(tf.range(num_samples), per_sample),
-                places % tf.maximum(per_sample, 1), [])
+                numbers % tf.maximum(per_sample, 1), [])
     samples = tf.repeat(
         tf.range(num_samples), found.splits[1:] - found.splits[:-1])
     check = tf.debugging.assert_equal(
@@ -119,4 +119,4 @@ def _samples_and_positions(feature, found):
         tf.stack([tf.constant(0, tf.int64), num_ids]),
         f"Feature {feature.name!r}: row_splits must start with 0 and end with "
         "the number of ids.")
-    return samples, places - tf.gather(found.splits, samples), [check]
+    return samples, numbers - tf.gather(found.splits, samples), [check]

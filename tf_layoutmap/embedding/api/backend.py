@@ -1,0 +1,182 @@
+"""What an embedding asks of its backend: the interface of both kinds.
+
+`host/backend.py` carries steps out by the host engine, `tpu/backend.py` by the
+operations of a TPU. Whoever uses a backend is typed by these protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import tensorflow as tf
+
+
+class Backend(Protocol):
+    """What carries the steps of a `TPUEmbedding` out.
+
+    A step is read, then enqueued; between the two the embedding is built, if
+    it was not before. Sizes that were not declared are those of the first
+    batch.
+
+    Attributes:
+      is_on_tpu: Whether the tables are on a TPU, or an emulated one.
+      mark_shape: Shape of the float32 mark that stands for the gradients of a
+        lookup: `()` where steps are known by their order only.
+      checks_shapes: Whether `read` compares shapes with those it knows.
+    """
+
+    is_on_tpu: ClassVar[bool]
+    mark_shape: ClassVar[tuple[int, ...]]
+    checks_shapes: bool
+
+    # Building.
+
+    @property
+    def is_built(self) -> bool:
+        """Whether tables and engine are there."""
+
+    def declare(self, shapes: Any, batch_size: int | None) -> None:
+        """Takes the arguments of `TPUEmbedding.build`.
+
+        Args:
+          shapes: None, a batch size, or the structure of the feature config
+            with the input shape of each feature on one replica.
+          batch_size: None, or the batch size of every feature.
+
+        Raises:
+          ValueError: They contradict each other or what is known.
+        """
+
+    def create_tables(self) -> dict[str, dict[str, Any]]:
+        """Creates the variables, eagerly.
+
+        Returns:
+          `{table name: {variable name: variable}}`: the rows
+          `[num_rows, dim]` as `"parameters"`, and the slot variables, float32
+          `[num_rows, dim]` or `[num_rows, 1]`.
+        """
+
+    def start(self, variables: dict[str, dict[str, Any]]) -> None:
+        """Makes the backend ready for steps on these variables.
+
+        Args:
+          variables: What `create_tables` returned; it may hold restored
+            values by now.
+        """
+
+    # Steps.
+
+    def read(self, features: Any, weights: Any, device: str | None) -> Any:
+        """Checks the input of a step, before or after building.
+
+        Args:
+          features: Structure of the feature config with ids, as
+            `TPUEmbedding.enqueue` takes them.
+          weights: None, or the same structure with None or weights.
+          device: None, or the device whose step it is.
+
+        Returns:
+          The batch, for `enqueue` of the same backend only.
+
+        Raises:
+          TypeError: Structures differ in types, or ids are not integers.
+          ValueError: Structures, sizes, ranks or weights do not match.
+        """
+
+    def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
+        """Hands over what `read` returned, on a built backend.
+
+        Args:
+          batch: What `read` returned.
+          training: Bool, or scalar bool tensor.
+          name: Which calls of a traced function belong together.
+        """
+
+    def dequeue(self, name: str | None) -> list[tf.Tensor]:
+        """Returns the activations of the oldest step.
+
+        Args:
+          name: That of its `enqueue`.
+
+        Returns:
+          Per feature: float32, `[num_samples, dim]`, or with more dimensions
+          as `TPUEmbedding.dequeue` says.
+        """
+
+    def apply(self, gradients: Sequence[Any], name: str | None) -> None:
+        """Applies the gradients of the step dequeued last.
+
+        Args:
+          gradients: Per feature: None, or float32 of the activation's shape.
+          name: That of the step's `enqueue`.
+        """
+
+    def is_in_program(self) -> bool:
+        """Whether the caller is traced into a TPU's program."""
+
+    # Saving and restoring.
+
+    def before_read(self) -> None:
+        """Is called before variables are read: by a save, or by the user."""
+
+    def before_async_copy(self) -> None:
+        """Is called before an asynchronous save copies the variables."""
+
+    def before_restore(self) -> None:
+        """Is called before a restore writes, on a built backend.
+
+        Raises:
+          RuntimeError: Steps in flight belong to the rows of now.
+        """
+
+    def note_restore(self) -> None:
+        """Is called when a checkpoint fits and is about to be read."""
+
+    def load_variables(self) -> None:
+        """Sends the variables to where steps use them."""
+
+    def retrieve_variables(self) -> None:
+        """Brings the variables up to date with the steps taken."""
+
+
+class EngineBackend(Backend, Protocol):
+    """What the host engine adds: lookups by token, and its statistics."""
+
+    def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
+        """Opens a lookup that gradients may follow, or not.
+
+        Args:
+          features: Structure of the feature config with ids.
+          weights: None, or the same structure with None or weights.
+
+        Returns:
+          The lookup, for `follow`, and the activations as of `dequeue`.
+        """
+
+    def follow(self, lookup: Any, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Keeps the gradients of a lookup.
+
+        Args:
+          lookup: What `open` returned.
+          gradients: Per feature: float32 of the activation's shape.
+
+        Returns:
+          Their mark, float32 of `mark_shape`.
+        """
+
+    def apply_followed(self, marks: tf.Tensor) -> None:
+        """Applies the gradients that a sum of marks stands for.
+
+        Args:
+          marks: Float32 of `mark_shape`.
+        """
+
+    def flush(self) -> None:
+        """Lands the update that pipelining holds back, if there is one."""
+
+    def reset(self) -> None:
+        """Forgets every step in flight; an update held back lands first."""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the engine holds; see `TPUEmbedding.stats`."""

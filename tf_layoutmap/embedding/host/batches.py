@@ -1,0 +1,100 @@
+"""Reads the input of a step for the host engine, and checks it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding.host import shapes as host_shapes
+from tf_layoutmap.embedding.step import feature_inputs, replicas, structure
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What each replica that enqueues here looks up.
+
+    Attributes:
+      steps: Replica and inputs of each step.
+    """
+
+    steps: list[tuple[int, list[feature_inputs.FeatureIds]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchOfProcesses:
+    """Distributed values that each replica reads by itself."""
+
+    features: Any
+    weights: Any
+
+
+class BatchReader:
+    """Reads batches of one embedding."""
+
+    def __init__(
+        self, feature_config: Any, strategy_replicas: replicas.Replicas,
+        shapes: host_shapes.StepShapes,
+    ):
+        """Takes what the batches must fit.
+
+        Args:
+          feature_config: Nested structure of features.
+          strategy_replicas: Those of the strategy.
+          shapes: Sizes that `build` was told, and those of earlier steps.
+        """
+        self._feature_config = feature_config
+        self._replicas = strategy_replicas
+        self._shapes = shapes
+
+    def read(self, features: Any, weights: Any,
+             device: str | None) -> Batch | BatchOfProcesses:
+        """Returns a batch that can be enqueued.
+
+        Args:
+          features: Structure of the feature config with ids.
+          weights: None, or the same structure with None or weights.
+          device: The device whose step it is, or None.
+
+        Raises:
+          TypeError: Structures differ in types, or ids are not integers.
+          ValueError: Structures, sizes, ranks or weights do not match.
+        """
+        if (self._replicas.has_processes and device is None
+                and tf.distribute.in_cross_replica_context()):
+            return BatchOfProcesses(features, weights)
+        # All are read before the first goes in: half a step cannot pair.
+        return Batch([
+            (replica, self.read_features(features, weights))
+            for replica, features, weights in self._split(
+                features, weights, device)])
+
+    def _split(self, features, weights, device):
+        """Replica, features and weights of each step to enqueue."""
+        replica = self._replicas.current()
+        if device is not None:
+            if replica is not None and self._replicas.num_replicas > 1:
+                raise ValueError(
+                    "Argument `device` must be None inside `strategy.run`. "
+                    f"Received: device={device!r}.")
+            return [(self._replicas.of_device(device), features, weights)]
+        if replica is not None:
+            return [(replica, features, weights)]
+        return list(zip(
+            range(self._replicas.num_replicas),
+            self._replicas.split(features, "features"),
+            self._replicas.split(weights, "weights")))
+
+    def read_features(
+        self, features: Any, weights: Any,
+    ) -> list[feature_inputs.FeatureIds]:
+        """Returns the inputs of one replica, in the order of the features."""
+        structure.check_same(
+            features, "features", self._feature_config, "feature_config")
+        flat_weights = structure.flatten_weights(
+            weights, self._feature_config, like="feature_config")
+        return [
+            self._shapes.read_input(index, value, weight)
+            for index, (value, weight) in enumerate(zip(
+                tf.nest.flatten(features), flat_weights))]

@@ -1,0 +1,133 @@
+"""Reads the input of a step for the cores of a TPU, and checks it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import replicas, structure
+from tf_layoutmap.embedding.tpu import (
+    cores,
+    enqueue_lists,
+    replicate_context,
+)
+from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What is enqueued on the cores.
+
+    Attributes:
+      steps: Flat inputs and weights of each replica.
+      device: The core whose step it is, if the caller says so.
+      in_program: Whether a TPU's program enqueues it.
+    """
+
+    steps: list[tuple[list[Any], list[Any]]]
+    device: str | None
+    in_program: bool
+
+
+class BatchReader:
+    """Reads batches of one embedding."""
+
+    def __init__(
+        self, feature_config: Any, features: Sequence[config.FeatureSpec],
+        strategy_replicas: replicas.Replicas, strategy_cores: cores.Cores,
+        shapes: tpu_shapes.OutputShapes,
+    ):
+        """Takes what the batches must fit.
+
+        Args:
+          feature_config: Nested structure of features.
+          features: The same, flat.
+          strategy_replicas: Those of the strategy.
+          strategy_cores: Its cores.
+          shapes: Of the activations, as far as they are known.
+        """
+        self._feature_config = feature_config
+        self._features = features
+        self._replicas = strategy_replicas
+        self._cores = strategy_cores
+        self._shapes = shapes
+
+    def read(self, features: Any, weights: Any, device: str | None, *,
+             checks_shapes: bool, settles_shapes: bool) -> Batch:
+        """Returns a batch that can be enqueued.
+
+        Args:
+          features: Structure of the feature config with ids.
+          weights: None, or the same structure with None or weights.
+          device: The core whose step it is, or None.
+          checks_shapes: Whether shapes are compared with those known.
+          settles_shapes: Whether those that are not known are taken from it.
+
+        Raises:
+          TypeError: Structures differ in types, or ids are not integers.
+          ValueError: Structures, sizes, ranks or weights do not match.
+        """
+        structure.check_same(
+            features, "features", self._feature_config, "feature_config")
+        if weights is not None:
+            structure.check_same(
+                weights, "weights", self._feature_config, "feature_config")
+        in_program = replicate_context.is_in_tpu_program()
+        steps = self._split(features, weights, device, in_program)
+        if checks_shapes:
+            self._check_shapes([values for values, _ in steps],
+                               device is None, settles_shapes)
+        paths = [one.name for one in self._features]
+        for values, given in steps:
+            replicate_context.check_on_host(list(zip(paths, values)))
+            for feature, value, weight in zip(
+                    self._features, values, given):
+                enqueue_lists.check_weight(feature, value, weight)
+        if in_program:
+            values, _ = steps[0]
+            replicate_context.check_direct_inputs(list(zip(paths, values)))
+        return Batch(steps, device, in_program)
+
+    def _split(self, features, weights, device, in_program):
+        """Flat inputs and weights of each replica that enqueues here."""
+        if in_program or device is not None:
+            if in_program and device is not None:
+                raise ValueError(
+                    "Argument `device` must be None inside `strategy.run`. "
+                    f"Received: device={device!r}.")
+            steps = [(features, weights)]
+        else:
+            steps = zip(self._replicas.split(features, "features"),
+                        self._replicas.split(weights, "weights"))
+        return [self._flatten(*step) for step in steps]
+
+    def _flatten(self, features, weights):
+        values = [
+            enqueue_lists.convert(feature, value)
+            for feature, value in zip(
+                self._features, tf.nest.flatten(features))]
+        if self._cores.num_cores_per_replica and any(
+                isinstance(one, tf.RaggedTensor) for one in values):
+            raise ValueError(
+                "A replica of several cores (SPMD) does not take a "
+                "tf.RaggedTensor: its samples cannot be divided among them. "
+                "Pass `to_sparse()` of it.")
+        flat_weights = structure.flatten_weights(
+            weights, self._feature_config, like="feature_config")
+        return values, flat_weights
+
+    def _check_shapes(self, values_of_replicas, is_divided, settles_shapes):
+        num_cores = self._cores.num_cores_per_replica if is_divided else None
+        for values in values_of_replicas:
+            incoming = [
+                tpu_shapes.of_input(feature, value, num_cores)
+                for feature, value in zip(self._features, values)]
+            if settles_shapes:
+                self._shapes.settle(incoming)
+            self._shapes.check(
+                incoming,
+                [isinstance(one, tf.RaggedTensor) for one in values])
