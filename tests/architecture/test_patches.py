@@ -225,8 +225,9 @@ class Named:
 
 
 class Plain:
-    """Stands for a layer or a variable without a context."""
+    """Stands for a layer, variable or model without a context."""
 
+    train_function = test_function = predict_function = None
     variables = ()
     gradient_accumulation_steps = None
     clipnorm = None
