@@ -30,6 +30,14 @@ def test_model_parallel_really_shards_and_trains_alike():
     pairs.assert_same_weights(plain, model)
 
 
+def test_the_old_name_of_context_warns():
+    distribution = DataParallel(devices=CPUS)
+    with pytest.warns(DeprecationWarning, match=r"`DataParallel\.context`"):
+        context = distribution.home()
+    assert context.mesh is distribution.device_mesh
+    assert context.batch_dim == "batch"
+
+
 @pytest.mark.parametrize("make", [
     lambda: DataParallel(devices=CPUS),
     lambda: DataParallel(mesh_of(batch=4)),

@@ -26,12 +26,12 @@ def maker(kind: str, context_of: Callable[[Any], Any],
     def make_function(original: Callable[..., Any], model: Any,
                       force: bool = False) -> Any:
         context = context_of(model)
-        is_new = force or getattr(model, name) is None
         if context is None:
             if check_plain is not None:
-                check_plain(model, kind, is_new)
+                check_plain(
+                    model, kind, force or getattr(model, name) is None)
             return original(model, force)
-        if is_new:
+        if force or getattr(model, name) is None:
             setattr(model, name, make(model, context))
         return getattr(model, name)
 
