@@ -256,6 +256,13 @@ dtensor_api = importlib.import_module("tensorflow.dtensor.python.api")
 _DTENSOR.check_method(dtensor_api, "reset_dtensor_device", "is_async")
 if "reset_dtensor_device" not in dtensor_api._dtensor_device.__code__.co_names:
     raise _DTENSOR.refusal("where `_dtensor_device` makes its device itself")
+_DTENSOR.find("api", "_dtensor_singleton")
+
+
+def has_dtensor_device() -> bool:
+    """Whether DTensor's device is made, which happens at its first use."""
+    return dtensor_api._dtensor_singleton is not None
+
 
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")

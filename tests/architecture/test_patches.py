@@ -23,6 +23,13 @@ def label(row):
     return f"{row.group}-{row.owner.partition(':')[2]}.{row.name}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def device():
+    """DTensor's device is as in every process, whatever is restored here."""
+    tlm.layout.to_mesh([1.0], dtensor.Layout.replicated(
+        dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1))
+
+
 @pytest.fixture
 def restored():
     """Takes all groups back for a test, and puts them in force again."""
@@ -256,6 +263,31 @@ NUMBERS = {
     ("copy_to_mesh", "layout"): dtensor.Layout.replicated(
         dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1),
 }
+
+
+TOO_LATE = """
+import warnings
+import numpy as np, tensorflow as tf
+import tf_layoutmap as tlm
+
+warnings.simplefilter("error")
+dtensor = tf.experimental.dtensor
+mesh = dtensor.create_mesh([("x", 1)], devices=["CPU:0"])
+layout = dtensor.Layout.replicated(mesh, 1)
+if {is_late}:
+    dtensor.pack([np.zeros(1)], layout)
+tlm.LayoutMap(mesh=mesh)
+assert [patch for patch in tlm.patches() if patch.group == "mesh"]
+"""
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_dtensor_before_us_is_warned_of(is_late):
+    done = subprocess.run(
+        [sys.executable, "-c", TOO_LATE.format(is_late=is_late)], cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=120)
+    assert ("was used in this process before" in done.stderr) == is_late
+    assert (done.returncode != 0) == is_late, done.stderr
 
 
 IMPORT_ALL = """

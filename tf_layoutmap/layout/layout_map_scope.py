@@ -10,6 +10,7 @@ from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.prepare import prepare_process
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
 
@@ -75,7 +76,7 @@ def prepared_context(layout_map: LayoutTable, init: str,
     _checks.check_one_of("init", init, initial_values.INITS)
     context = MeshContext(layout_map, init, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)
-    patches.ensure("mesh")
+    prepare_process()
     dtensor_switches.refuse_unsafe_process(context.mesh)
     patches.ensure("keras3")
     return context

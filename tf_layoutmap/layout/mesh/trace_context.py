@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout.mesh import pinning, step_errors
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.prepare import prepare_process
 
 dtensor = tf.experimental.dtensor
 
@@ -33,7 +33,7 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
       mesh: `dtensor.Mesh`.
       batch_dim: Mesh axis that cuts batches; None if none does.
     """
-    patches.ensure("mesh")
+    prepare_process()
     error = None
     before = _now()
     step_errors.complete_groups(mesh)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout.mesh import shard_shapes, step_errors
 from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.mesh.pinning import on_mesh
+from tf_layoutmap.layout.mesh.prepare import prepare_process
 
 dtensor = tf.experimental.dtensor
 
@@ -86,7 +86,7 @@ def to_mesh(value: Any, layout: Layout) -> Any:
     Raises:
       ValueError: `layout` does not fit the shape.
     """
-    patches.ensure("mesh")
+    prepare_process()
     if on_mesh(value):
         if dtensor.fetch_layout(value) == layout:
             return value
@@ -122,7 +122,7 @@ def to_host(tensor: Any) -> np.ndarray:
 
     With several clients this is a collective: all must call it.
     """
-    patches.ensure("mesh")
+    prepare_process()
     if isinstance(tensor, tf.Variable):
         tensor = tensor.read_value()
     layout = dtensor.fetch_layout(tensor)

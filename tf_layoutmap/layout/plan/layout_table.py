@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh import layouts
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.prepare import prepare_process
 from tf_layoutmap.layout.plan import key_matching
 
 dtensor = tf.experimental.dtensor
@@ -45,6 +46,7 @@ class LayoutTable(collections.abc.MutableMapping):
             _checks.check_type(
                 "mesh", mesh, dtensor.Mesh,
                 "a tf.experimental.dtensor.Mesh or None")
+        prepare_process()
         self._default_mesh = mesh
         self._layouts: dict[str, Any] = {}
         self._patterns = key_matching.PatternTable(mode=match)
