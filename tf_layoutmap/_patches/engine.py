@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -184,6 +185,8 @@ def _resolve(target: str) -> Any:
 
 def display_name(owner: Any, name: str) -> str:
     """Returns the full name of an attribute, as TensorFlow's docs have it."""
-    if inspect.isclass(owner):
-        return f"{owner.__module__}.{owner.__qualname__}.{name}"
-    return f"{owner.__name__}.{name}"
+    full = (f"{owner.__module__}.{owner.__qualname__}.{name}"
+            if inspect.isclass(owner) else f"{owner.__name__}.{name}")
+    # Where TensorFlow keeps its public names, `tf.raw_ops` for one.
+    return re.sub(r"^(tensorflow\._api\.v2|tensorflow)\.(?!python|dtensor)",
+                  "tf.", full)
