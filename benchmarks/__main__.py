@@ -1,4 +1,4 @@
-"""Runs benchmarks and prints each figure beside its roof and its peers."""
+"""Runs benchmarks and prints each figure compared with the roof and other libraries."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""One training step of one table, beside TensorFlow's ops and the roof.
+"""One training step of one table, compared with TensorFlow's ops and the roof.
 
 A batch of 8192 samples with 20 ids each looks up a table of 2 M rows x 64 and
 updates it with Adagrad. Three contestants see the same ids in the same round:

@@ -10,7 +10,7 @@ def in_a_sentence(*errors: type[Exception]) -> Iterator[None]:
     """Prints what went wrong; the exit code is 2, or 130 when interrupted.
 
     Args:
-      *errors: What a user can mend. Any other error is ours, and is raised.
+      *errors: What a user can fix. Any other error is ours, and is raised.
     """
     try:
         yield

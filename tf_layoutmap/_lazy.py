@@ -3,7 +3,7 @@
 So the pure modules work, and report their errors, without TensorFlow, and
 `import tf_layoutmap` costs nothing. What needs a package that is not installed
 says so, and how to install it. Type checkers run nothing: they read the block
-beside each call, which `python -m tests.public.symbols` writes.
+next to each call, which `python -m tests.public.symbols` writes.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What the doors to private names have in common."""
+"""What the modules that import private names have in common."""
 
 import functools
 import importlib
@@ -13,7 +13,7 @@ class PrivateNames:
     """The private names of one package, in the versions that have them.
 
     Another version, or a name that is missing, is refused with the remedy when
-    the door is imported, and not in the middle of a training run. The version
+    that module is imported, and not in the middle of a training run. The version
     is compared first: one that has all the names can still do other things.
     """
 

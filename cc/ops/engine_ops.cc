@@ -76,7 +76,7 @@ table_num_buckets: By table, to how many values rows are rounded when they are
   looked up; 0 for rows as they are. Empty: 0 for all.
 table_limits: By table, the lowest and the highest of these values.
 table_dtypes: By table, how its rows are stored. Empty: float for all.
-rounding_seed: What the rounding of 16-bit rows depends on, beside the table,
+rounding_seed: What the rounding of 16-bit rows depends on, besides the table,
   the number of its updates, the row and the column.
 out_of_range: What becomes of ids that are no row: an error, nothing (they are
   dropped), or the nearest row.

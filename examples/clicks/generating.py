@@ -23,7 +23,7 @@ _BLANK = -1
 
 
 def generate(path: Path, num_lines: int, seed: int) -> None:
-    """Writes `path`, and beside it the chances the labels were drawn from.
+    """Writes `path`, and next to it the chances the labels were drawn from.
 
     What is there from the same arguments is left as it is.
     """
@@ -94,6 +94,6 @@ def _chances(draw, categories, numbers):
             vectors = draw.normal(0, 0.38, (num_rows, _LATENT))[column]
             total, squares = total + vectors, squares + vectors ** 2
     # Of each pair the dot product: half of what the square of the sum has
-    # beside the squares.
+    # next to the squares.
     logits += 0.5 * np.sum(total ** 2 - squares, axis=1)
     return 1 / (1 + np.exp(-logits))

@@ -1,4 +1,4 @@
-"""Measures the model on held-out positions, beside the baselines."""
+"""Measures the model on held-out positions, compared with the baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model in plain Keras, and where its weights lie on the mesh."""
+"""The model in plain Keras, and how its weights are divided over the mesh."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def read(data: str, settings: Settings) -> Text:
 
 def compare(model, text: Text, windows: np.ndarray, settings: Settings,
             report: Report) -> None:
-    """Shows the model's held-out loss beside those of counting."""
+    """Compares the model's held-out loss with those of counting."""
     losses = {
         name: ngram_loss(text.training, windows, len(text.characters), order)
         for order, name in enumerate(("unigrams", "bigrams", "trigrams"), 1)}

@@ -94,7 +94,7 @@ def enable(
 
 
 def disable() -> None:
-    """Forgets the emulated TPU with its tables, and mends nothing any more.
+    """Forgets the emulated TPU with its tables, and restores replaced names.
 
     The kernels and the logical CPUs stay: TensorFlow cannot take them back.
     Without an embedding the kernels only raise errors. Nothing happens if the

@@ -50,7 +50,7 @@ TEST(CombinerTest, ADivisorOfZeroMakesTheGainZero) {
 }
 
 TEST(CombinerTest, DivisorsAreSummedInDouble) {
-  // In float the ones would vanish beside 2^24.
+  // In float the ones would vanish next to 2^24.
   std::vector<float> weights(1025, 1.0f);
   weights[0] = 16777216.0f;
   const std::vector<float> gains = Gains(Combiner::kMean, {0, 1025}, weights);
