@@ -1,4 +1,4 @@
-"""Runs benchmarks and prints each figure compared with the roof and other libraries."""
+"""Runs benchmarks and prints figures, compared with the roof and others."""
 
 import json
 import pathlib

@@ -7,7 +7,7 @@ A table of 1 M rows x 64 float32. Contestants of one round see the same ids:
 * `tf`: TensorFlow's own `ShardedVariable` on as many shards. Its lookup is
   `tf.nn.embedding_lookup`, because its `tf.gather` returns other rows.
 
-Routing is `LayoutMap>RouteIds` compared with div, mod and `dynamic_partition`. As a
+Routing is `LayoutMap>RouteIds` against div, mod and `dynamic_partition`. As a
 step of training has more than one op, each timed call of a `tf.function` works
 on several batches (`--batches_per_call`); times are per batch. A call that
 works on none is timed as well: the last column compares what is left without

@@ -13,8 +13,9 @@ class PrivateNames:
     """The private names of one package, in the versions that have them.
 
     Another version, or a name that is missing, is refused with the remedy when
-    that module is imported, and not in the middle of a training run. The version
-    is compared first: one that has all the names can still do other things.
+    that module is imported, and not in the middle of a training run. The
+    version is compared first: one that has all the names can still do other
+    things.
     """
 
     def __init__(self, title: str, root: str, version: str,

@@ -93,7 +93,7 @@ class Report:
     def comparison(self, figures: Mapping[str, tuple[float, float]],
                    num_positions: int, corpus: Corpus,
                    num_candidates: int) -> None:
-        """Compares the model with the baselines, and says how it was counted."""
+        """Compares the model with the baselines; says how it was counted."""
         self.table(
             f"Held-out {corpus.words['document']}s: "
             f"{num_positions:,} positions",
