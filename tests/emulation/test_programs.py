@@ -55,10 +55,12 @@ def test_calls_in_any_order():
     runner.run("emulation/programs/any_order.py")
 
 
+@pytest.mark.slow
 def test_the_page_about_it_runs():
     runner.run("docs/test_snippets.py", "-k", "emulation")
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
     done = subprocess.run(
         [sys.executable, "-c", """

@@ -75,7 +75,8 @@ def test_never_more_than_one_shard_is_there_twice(monkeypatch, new_objects):
     monkeypatch.setattr(resharding, "_assemble", after_assemble)
     table.reshard(placement=backwards(64, 8))
     assert len(peaks) == 16
-    assert 64 * 8 < max(peaks) <= 64 * 8 + 64 + 16  # 16: ids and emptied variables.
+    # 16: ids and emptied variables.
+    assert 64 * 8 < max(peaks) <= 64 * 8 + 64 + 16
     np.testing.assert_array_equal(table.numpy(), values)
 
 

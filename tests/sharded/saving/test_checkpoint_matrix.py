@@ -126,6 +126,7 @@ def test_a_graph_of_version_1_restores_every_block(tmp_path, placement, dtype):
         np.testing.assert_array_equal(session.run(whole), values)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")
 @pytest.mark.parametrize(("options", "held"), [
     ({"num_shards": 8}, 1), ({"num_shards": 8, "placement": "mod"}, 1),
