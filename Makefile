@@ -12,6 +12,8 @@ PYTHON ?= python3
 # Files of tests that run at the same time, each in a process of its own; one of
 # them takes up to 4 GB.
 TEST_WORKERS ?= 2
+# Files are units, and start in the order of tests/long_files.txt.
+PYTEST := -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 20
 FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 
@@ -64,11 +66,15 @@ build: $(BUILT)  ## Builds the native parts with Bazel, into tf_layoutmap/.
 demo: build  ## Trains, saves and serves a model; DEMO_FLAGS=--fresh for a new one.
 	$(RUN) examples/next_identifier.py $(DEMO_FLAGS)
 
+.PHONY: check
+check: build  ## Runs the quick Python tests: the daily loop.
+	$(RUN) $(PYTEST) -m "not slow" $(PYTEST_FLAGS)
+
 .PHONY: test
 test: build  ## Runs all tests, C++ and Python.
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
-	$(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_FLAGS)
+	$(RUN) $(PYTEST) $(PYTEST_FLAGS)
 
 .PHONY: bench
 bench: build  ## Measures against TensorFlow's own ops and the machine's roof.

@@ -1,6 +1,7 @@
 """What all tests share. Cheap on purpose: TensorFlow is not imported here."""
 
 import os
+import pathlib
 import sys
 
 import hypothesis
@@ -19,6 +20,22 @@ hypothesis.settings.register_profile(
     "explore", deadline=None, max_examples=500, print_blob=True)
 hypothesis.settings.load_profile(
     "explore" if os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1" else "fixed")
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def long_files() -> list[str]:
+    """Files of tests that take longest, the longest first."""
+    lines = (ROOT / "tests" / "long_files.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def pytest_collection_modifyitems(config, items):
+    """Where files run at the same time, long ones start first."""
+    if hasattr(config, "workerinput"):  # A worker of pytest-xdist.
+        files = {ROOT / file: -number for number, file in
+                 enumerate(reversed(long_files()), 1)}
+        items.sort(key=lambda item: files.get(item.path, 0))
 
 
 @pytest.fixture(autouse=True)

@@ -98,12 +98,14 @@ def test_unbuilt_checkout_names_the_build_command(tmp_path, missing):
     assert "make build" in message
 
 
+@pytest.mark.slow
 def test_unbuilt_python_module_names_the_build_command(tmp_path):
     message = import_error(tmp_path, "", without="_native")
     assert "_native for this Python is missing" in message
     assert "make build" in message
 
 
+@pytest.mark.slow
 def test_broken_library_names_both_versions(tmp_path):
     message = import_error(
         tmp_path, """

@@ -28,6 +28,7 @@ def started(program="", *, without=()):
         check=False)
 
 
+@pytest.mark.slow
 def test_it_prints_versions_and_the_self_check_and_ends_with_0():
     ended = subprocess.run(
         [sys.executable, "-m", "tf_layoutmap"], capture_output=True, text=True,
@@ -51,6 +52,7 @@ def test_it_prints_versions_and_the_self_check_and_ends_with_0():
     assert facts["Self-check"].startswith("ok: 4 of 4 reads saw the write")
 
 
+@pytest.mark.slow
 def test_a_self_check_that_fails_ends_with_1():
     # DTensor reads its switches once; `import tf_layoutmap` leaves alone what
     # somebody has set.
@@ -64,6 +66,7 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
     assert "TensorFlow:     2.21" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing, sentence", [
     ("tensorflow", 'pip install "tensorflow-cpu==2.21.*"'),
     ("keras", 'pip install "keras==3.15.*"')])
@@ -77,6 +80,7 @@ def test_what_is_missing_is_said_and_the_rest_is_printed(missing, sentence):
     assert f"{title + ':':<16}not installed" in ended.stdout
 
 
+@pytest.mark.slow
 def test_another_version_of_keras_is_said_with_its_number():
     ended = started('import keras\nkeras.__version__ = "3.14.1"')
     assert ended.returncode == 1

@@ -29,6 +29,7 @@ ALONE = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_one_process_makes_the_mesh_of_a_program_for_several():
     run = subprocess.run(
         [sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True,

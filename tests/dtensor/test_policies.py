@@ -63,6 +63,7 @@ def test_unknown_ops_and_policies_are_refused():
         tlm_dtensor.register_op("Expint", "rowwise")
 
 
+@pytest.mark.slow
 def test_missing_ops_work_on_divided_tensors_once_enabled():
     # In a process of its own: it holds for all of a process, and other tests
     # show that DTensor refuses these ops.

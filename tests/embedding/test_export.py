@@ -44,6 +44,7 @@ class Model(tf.Module):
             {"title": self.feature})["title"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trained", "num_shards"), [(False, 1), (True, 3)])
 def test_a_process_without_this_package_gives_the_same_answers(
         trained, num_shards, tmp_path):

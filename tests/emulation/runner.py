@@ -1,4 +1,4 @@
-"""Runs a test module in a process of its own.
+"""Runs test modules in a process of their own.
 
 Kernels for TensorFlow's ops are registered for good, so the emulation must not
 come into the process of other tests; and a process emulates one TPU.
@@ -8,6 +8,8 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
+import xml.etree.ElementTree as ET
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -18,16 +20,52 @@ def environment() -> dict[str, str]:
     return {**os.environ, "TF_LAYOUTMAP_PROGRAM": "1", "PYTHONPATH": path}
 
 
+def _pytest(*arguments: str, seconds: float, **variables: str):
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+         *arguments], cwd=ROOT, env={**environment(), **variables}, text=True,
+        capture_output=True, timeout=seconds, check=False)
+
+
 def run(path: str, *arguments: str, seconds: int = 300,
-        **variables: str) -> str:
-    """Runs a file below tests/ with pytest; its output, if all passed.
+        **variables: str) -> None:
+    """Runs a file below tests/ with pytest; an error if not all passed.
 
     The file finds `variables` in its environment.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-         str(ROOT / "tests" / path), *arguments], cwd=ROOT,
-        env={**environment(), **variables}, text=True, capture_output=True,
-        timeout=seconds, check=False)
+    done = _pytest("-x", str(ROOT / "tests" / path), *arguments,
+                   seconds=seconds, **variables)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    return done.stdout
+
+
+def run_programs(*names: str, seconds: int = 900,
+                 **variables: str) -> dict[str, str]:
+    """Runs files of programs/, one after the other, in one process.
+
+    All must be for the same TPU: its cores and hosts.
+
+    Returns:
+      What failed in each of them, by its name; nothing if all passed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder, "report.xml")
+        done = _pytest(
+            f"--junitxml={report}",
+            *(str(ROOT / "tests" / "emulation" / "programs" / f"{name}.py")
+              for name in names), seconds=seconds, **variables)
+        # A process that broke down leaves no report.
+        cases = list(ET.parse(report).iter("testcase")) if (
+            report.exists()) else []
+    said = done.stdout[-4000:] + done.stderr[-2000:]
+    return {name: _failed([
+        case for case in cases
+        if case.get("classname").endswith(f".programs.{name}")], said)
+        for name in names}
+
+
+def _failed(cases, said: str) -> str:
+    if not cases:
+        return f"not one test was run:\n{said}"
+    return "\n".join(
+        f"{case.get('name')}:\n{found.text}" for case in cases
+        for found in [*case.findall("failure"), *case.findall("error")])

@@ -1,5 +1,9 @@
-"""The emulation, in processes of its own."""
+"""The emulation, in processes of its own: one for each TPU.
 
+A test is what one program found; see programs/.
+"""
+
+import importlib.util
 import subprocess
 import sys
 
@@ -7,58 +11,90 @@ import pytest
 
 from tests.emulation import runner
 
+KERAS_RS = ("keras_rs_fit",) if importlib.util.find_spec("keras_rs") else ()
+
+
+@pytest.fixture(scope="module")
+def two_cores():
+    """What failed in each program for two cores on one host."""
+    return runner.run_programs(
+        "one_host", "keras_fit", *KERAS_RS, "any_order",
+        TF_LAYOUTMAP_NUM_CORES="2")
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    """What failed in each program for four cores on two hosts."""
+    return runner.run_programs(
+        "two_hosts", "three_settings", "names_of_tpus")
+
+
+@pytest.fixture(scope="module")
+def one_host_of_four(tmp_path_factory):
+    """What failed in each program for four cores on one host."""
+    exchange = str(tmp_path_factory.mktemp("exchange"))
+    # Its files are read by those with another number of hosts.
+    four_hosts = runner.run_programs(
+        "saving", TF_LAYOUTMAP_NUM_HOSTS="4", TF_LAYOUTMAP_EXCHANGE=exchange)
+    found = runner.run_programs(
+        "saving", *KERAS_RS, TF_LAYOUTMAP_NUM_HOSTS="1",
+        TF_LAYOUTMAP_NUM_CORES="4", TF_LAYOUTMAP_EXCHANGE=exchange)
+    found["saving on four hosts"] = four_hosts["saving"]
+    return found
+
 
 @pytest.mark.slow
-def test_two_cores_on_one_host():
-    runner.run("emulation/programs/one_host.py")
+def test_two_cores_on_one_host(two_cores):
+    assert not two_cores["one_host"], two_cores["one_host"]
 
 
 @pytest.mark.slow
-def test_four_cores_on_two_hosts():
-    runner.run("emulation/programs/two_hosts.py")
+def test_four_cores_on_two_hosts(two_hosts):
+    assert not two_hosts["two_hosts"], two_hosts["two_hosts"]
 
 
 @pytest.mark.slow
-def test_one_script_in_three_settings():
-    runner.run("emulation/programs/three_settings.py")
+def test_one_script_in_three_settings(two_hosts):
+    assert not two_hosts["three_settings"], two_hosts["three_settings"]
 
 
 @pytest.mark.slow
-def test_checkpoints_go_between_numbers_of_hosts(tmp_path):
-    for num_hosts in (4, 1):
-        runner.run("emulation/programs/saving.py",
-                   TF_LAYOUTMAP_NUM_HOSTS=str(num_hosts),
-                   TF_LAYOUTMAP_EXCHANGE=str(tmp_path))
+def test_checkpoints_go_between_numbers_of_hosts(one_host_of_four):
+    for name in ("saving on four hosts", "saving"):
+        assert not one_host_of_four[name], one_host_of_four[name]
 
 
 @pytest.mark.slow
-def test_names_of_devices_and_steps():
-    runner.run("emulation/programs/names_of_tpus.py")
+def test_names_of_devices_and_steps(two_hosts):
+    assert not two_hosts["names_of_tpus"], two_hosts["names_of_tpus"]
 
 
 @pytest.mark.slow
-def test_a_keras_layer_in_fit():
-    runner.run("emulation/programs/keras_fit.py")
+def test_a_keras_layer_in_fit(two_cores):
+    assert not two_cores["keras_fit"], two_cores["keras_fit"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_cores", [2, 4])
-def test_keras_rs_as_it_is(num_cores):
+def test_keras_rs_as_it_is(num_cores, request):
     pytest.importorskip(
         "keras_rs", reason="keras-rs, which `make` installs, is not there")
-    runner.run("emulation/programs/keras_rs_fit.py", seconds=900,
-               TF_LAYOUTMAP_NUM_CORES=str(num_cores))
+    found = request.getfixturevalue(
+        {2: "two_cores", 4: "one_host_of_four"}[num_cores])["keras_rs_fit"]
+    assert not found, found
 
 
 @pytest.mark.slow
-def test_calls_in_any_order():
-    runner.run("emulation/programs/any_order.py")
+def test_calls_in_any_order(two_cores):
+    assert not two_cores["any_order"], two_cores["any_order"]
 
 
+@pytest.mark.slow
 def test_the_page_about_it_runs():
     runner.run("docs/test_snippets.py", "-k", "emulation")
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
     done = subprocess.run(
         [sys.executable, "-c", """

@@ -71,6 +71,7 @@ def twins():
     return host, mesh, losses
 
 
+@pytest.mark.slow
 def test_losses_tables_tower_and_slots_are_equal(twins):
     host, mesh, losses = twins
     np.testing.assert_allclose(losses[0], losses[1], **TOLERANCE)

@@ -63,6 +63,7 @@ def test_this_process_is_safe():
     assert "one device" in dtensor_switches.self_check(mesh_of(batch=1))
 
 
+@pytest.mark.slow
 def test_a_process_that_compiled_first_is_refused_by_trial():
     check, scope = run(
         before=COMPILE, after=f"os.environ.pop({GROUP_SIZE!r})")
@@ -71,6 +72,7 @@ def test_a_process_that_compiled_first_is_refused_by_trial():
     assert scope.startswith("refused")
 
 
+@pytest.mark.slow
 def test_a_process_that_moved_an_axis_first_is_refused_by_trial():
     check, scope = run(before=MOVE)
     assert "a relayout moved elements to wrong places" in check
@@ -78,6 +80,7 @@ def test_a_process_that_moved_an_axis_first_is_refused_by_trial():
     assert scope.startswith("refused")
 
 
+@pytest.mark.slow
 def test_a_process_that_asks_for_the_pass_is_refused_by_name():
     check, scope = run(**{PASS: "1", GROUP_SIZE: "64"})
     assert "before the write" in check

@@ -1,5 +1,7 @@
 """What the tests of this folder share."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -26,3 +28,21 @@ def each_route(request):
         if request.param == "stock ops":
             patch.setattr(parts, "is_local_cpu", lambda device: False)
         yield
+
+
+@pytest.fixture
+def new_objects():
+    """A function that returns what is alive and was made in this test.
+
+    What is older is frozen: a process that has run many tests holds millions
+    of objects, and walking them takes seconds each time.
+    """
+    gc.collect()
+    gc.freeze()
+
+    def alive():
+        gc.collect()
+        return gc.get_objects()
+
+    yield alive
+    gc.unfreeze()

@@ -53,6 +53,7 @@ print([one.name for one in spec.tables])
 """
 
 
+@pytest.mark.slow
 def test_tables_have_the_same_order_in_every_process():
     orders = {subprocess.run(
         [sys.executable, "-c", PRINT_ORDER], text=True, check=True,

@@ -1,6 +1,6 @@
 """Two emulated cores called in any order do what a twin of lists does.
 
-A process of its own (tests/emulation).
+In a process for this TPU (tests/emulation).
 """
 
 import tempfile
@@ -18,7 +18,8 @@ from tests.reference import host_engine as twin
 
 # What waits for a call that does not come is an error after this time.
 PATIENCE_SECONDS = 0.1
-STRATEGY = tlm.emulation.enable(num_cores=2, deadline=PATIENCE_SECONDS)
+SETTING = dict(num_cores=2, deadline=PATIENCE_SECONDS)
+STRATEGY = tlm.emulation.enable(**SETTING)
 
 tpu = tf.tpu.experimental.embedding
 NUM_CORES, NUM_SAMPLES, NUM_ROWS, DIM = 2, 2, 5, 2

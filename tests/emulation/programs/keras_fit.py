@@ -1,6 +1,6 @@
 """`tlm.layers.TPUEmbedding` in `fit`, on two emulated cores.
 
-A process of its own (tests/emulation).
+In a process for this TPU (tests/emulation).
 """
 
 import keras
@@ -12,7 +12,8 @@ import tf_keras
 import tf_layoutmap as tlm
 from tests.emulation import training
 
-STRATEGY = tlm.emulation.enable(num_cores=2, deadline=3.0)
+SETTING = dict(num_cores=2, deadline=3.0)
+STRATEGY = tlm.emulation.enable(**SETTING)
 
 tpu = tf.tpu.experimental.embedding
 BATCH = 8

@@ -1,6 +1,6 @@
 """keras-rs as it is, with `placement="sparsecore"`, on an emulated TPU.
 
-As many cores as the environment says; a process of its own (tests/emulation).
+As many cores as the environment says; a process for this TPU (tests/emulation).
 The same model with our layer on the host says what is right.
 """
 
@@ -17,7 +17,8 @@ import tf_layoutmap as tlm
 from tests.emulation import training
 
 NUM_CORES = int(os.environ.get("TF_LAYOUTMAP_NUM_CORES", "2"))
-STRATEGY = tlm.emulation.enable(num_cores=NUM_CORES, deadline=20.0)
+SETTING = dict(num_cores=NUM_CORES, deadline=20.0)
+STRATEGY = tlm.emulation.enable(**SETTING)
 ONE = tf.distribute.get_strategy()
 
 BATCH, NUM_STEPS = 8, 20

@@ -1,6 +1,6 @@
 """Names of devices and of steps, as programs for a TPU write them.
 
-Four cores on two hosts; a process of its own (tests/emulation).
+Four cores on two hosts; a process for this TPU (tests/emulation).
 """
 
 import gc
@@ -13,7 +13,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.emulation import training
 
-STRATEGY = tlm.emulation.enable(num_cores=4, num_hosts=2, deadline=2.0)
+SETTING = dict(num_cores=4, num_hosts=2, deadline=2.0)
+STRATEGY = tlm.emulation.enable(**SETTING)
 
 tpu = tf.tpu.experimental.embedding
 NUM_ROWS = 6

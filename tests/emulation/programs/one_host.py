@@ -1,4 +1,4 @@
-"""Two cores on one host; a process of its own (tests/emulation)."""
+"""Two cores on one host; a process for this TPU (tests/emulation)."""
 
 import os
 import threading
@@ -11,7 +11,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.emulation import training
 
-STRATEGY = tlm.emulation.enable(num_cores=2, deadline=2.0)
+SETTING = dict(num_cores=2, deadline=2.0)
+STRATEGY = tlm.emulation.enable(**SETTING)
 
 tpu = tf.tpu.experimental.embedding
 

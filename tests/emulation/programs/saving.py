@@ -1,6 +1,6 @@
 """Who reads what an emulated TPU saves, and how it saves.
 
-Four cores, on as many hosts as the environment says; a process of its own
+Four cores, on as many hosts as the environment says; a process for this TPU
 (tests/emulation), which meets the files of the one before it.
 """
 
@@ -17,8 +17,8 @@ from tests.emulation import training
 
 NUM_HOSTS = int(os.environ.get("TF_LAYOUTMAP_NUM_HOSTS", "4"))
 EXCHANGE = pathlib.Path(os.environ.get("TF_LAYOUTMAP_EXCHANGE", "/nowhere"))
-STRATEGY = tlm.emulation.enable(
-    num_cores=4, num_hosts=NUM_HOSTS, deadline=5.0)
+SETTING = dict(num_cores=4, num_hosts=NUM_HOSTS, deadline=5.0)
+STRATEGY = tlm.emulation.enable(**SETTING)
 
 tpu = tf.tpu.experimental.embedding
 ASYNC = tf.train.CheckpointOptions(enable_async=True)

@@ -1,6 +1,6 @@
 """One script, unchanged: on the host, on two replicas, on an emulated TPU.
 
-Four cores on two hosts; a process of its own (tests/emulation).
+Four cores on two hosts; a process for this TPU (tests/emulation).
 """
 
 import numpy as np
@@ -10,7 +10,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.emulation import training
 
-STRATEGY = tlm.emulation.enable(num_cores=4, num_hosts=2, deadline=5.0)
+SETTING = dict(num_cores=4, num_hosts=2, deadline=5.0)
+STRATEGY = tlm.emulation.enable(**SETTING)
 
 tpu = tf.tpu.experimental.embedding
 

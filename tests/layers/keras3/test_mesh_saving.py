@@ -8,6 +8,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 
+pytestmark = pytest.mark.slow
+
 rules = tf.tpu.experimental.embedding
 
 NUM_ROWS, DIM, LENGTH = 16, 8, 3

@@ -255,6 +255,7 @@ assert "tf_layoutmap" not in {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_exported_model_serves_without_this_package(optimizer, tmp_path):
     model, layer = trained(optimizer, 3)

@@ -35,6 +35,7 @@ def one_replica():
     return tf.distribute.get_strategy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_replicas_and_shards_leave_no_trace_in_the_bits(dtype):
     expected = models.embedding_of(models.fit(one_replica(), make(dtype)))
@@ -70,6 +71,7 @@ def test_a_table_has_a_dtype_of_its_own():
         assert {one.dtype for one in found.values()} == {tf.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_a_saved_model_goes_on_with_the_same_bits(dtype, suffix, tmp_path):
@@ -123,6 +125,7 @@ def test_a_saved_model_keeps_the_rules_of_the_host_engine(optimizer, tmp_path):
     models.assert_same(models.embedding_of(again), models.embedding_of(model))
 
 
+@pytest.mark.slow
 def test_an_exported_model_gives_what_predict_gives(tmp_path):
     model = models.fit(one_replica(), lambda: functional("bfloat16"))
     x, _ = models.batches(1)

@@ -141,6 +141,7 @@ def test_tables_equal_those_of_one_replica_to_the_bit(scope):
     assert found.stats()["num_updates"] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {"run_eagerly": True}, {"steps_per_execution": 3},
     {"optimizer": lambda: keras.optimizers.SGD(
@@ -159,6 +160,7 @@ def test_tables_in_shards_are_one_table_to_all_replicas():
     assert_same(embedding_of(model), with_one_replica())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_below_a_dense_layer_tables_agree_to_float32(num_replicas):
     one = fit(tf.distribute.get_strategy(), functional, optimizer="adam")
@@ -261,6 +263,7 @@ def test_a_step_that_failed_in_one_replica_is_forgotten():
     assert embedding_of(model).stats()["num_updates"] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
     path = str(tmp_path / f"model{suffix}")
@@ -287,6 +290,7 @@ def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
         assert_same(embedding_of(again), embedding_of(two))
 
 
+@pytest.mark.slow
 def test_checkpoints_and_exports_leave_the_strategy_behind(tmp_path):
     two = fit(strategies.mirrored(2), functional)
     path = tf.train.Checkpoint(model=two).write(str(tmp_path / "ckpt"))
@@ -361,6 +365,7 @@ class Siamese(keras.Model):
             other["title"] * other["body"][:, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_two_calls_without_training_equal_those_of_one_replica(num_replicas):
     expected = embedding_of(fit(tf.distribute.get_strategy(), Siamese))

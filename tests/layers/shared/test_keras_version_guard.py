@@ -87,6 +87,7 @@ def test_the_same_numbers_in_both(tf_keras):
     np.testing.assert_array_equal(*rows)
 
 
+@pytest.mark.slow
 def test_tf_keras_is_imported_by_who_asks_for_it_only():
     program = (
         "import sys\nimport tf_layoutmap as tlm\n"

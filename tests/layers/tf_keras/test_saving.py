@@ -178,6 +178,7 @@ assert "tf_layoutmap" not in {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["export", "saved_model", "save"])
 def test_an_exported_model_serves_without_this_package(

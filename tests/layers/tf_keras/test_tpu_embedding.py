@@ -86,6 +86,7 @@ def test_tables_equal_those_of_keras_3_to_the_bit():
     assert embedding_of(model).stats()["num_updates"] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_so_they_do_however_the_steps_are_taken(steps, num_replicas):
@@ -132,6 +133,7 @@ def test_dense_weights_of_replicas_train_beside_the_tables():
         one.predict(x, batch_size=BATCH, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
 def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
     two = compiled(strategies.mirrored(2))
@@ -269,6 +271,7 @@ def test_evaluation_and_gradients_alone_change_nothing():
         "embedding/marks:0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_saved_model_goes_on_where_it_was(suffix, num_shards, tmp_path):

@@ -7,6 +7,8 @@ import pytest
 from tests.layout import pairs
 from tests.layout.meshes import axes_of
 
+pytestmark = pytest.mark.slow
+
 L = keras.layers
 MODELS = {
     "Dense": (lambda: pairs.sequential((8,), L.Dense(16, name="d1")),

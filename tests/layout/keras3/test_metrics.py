@@ -127,6 +127,7 @@ def test_every_loss_of_keras(axes):
     pairs.assert_alike(*results)
 
 
+@pytest.mark.slow
 def test_ctc_of_sequences():
     def make():
         return keras.Sequential([
@@ -170,6 +171,7 @@ class Masked(keras.Model):
         return self.d(self.r(self.c(self.e(x))))
 
 
+@pytest.mark.slow
 def test_masks_pass_through_layers_that_are_pinned():
     tokens = pairs.TOKENS.copy()
     tokens[:, 3:] = 0

@@ -9,6 +9,8 @@ import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
 
+pytestmark = pytest.mark.slow
+
 X, Y = pairs.FEATURES, pairs.LABELS
 WEIGHTS = (np.arange(32) % 5 / 4).astype(np.float32)
 

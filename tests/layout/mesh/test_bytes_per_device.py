@@ -110,6 +110,7 @@ def test_a_table_that_trains_itself_is_divided_by_rows(rule, sizes):
     assert_divided([layer.embeddings, *slots], MESHES[sizes]["model"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not peak_memory.is_available(),
                     reason="this system does not count peaks")
 def test_no_whole_copy_is_made_on_the_way_to_a_weight_and_its_slot():

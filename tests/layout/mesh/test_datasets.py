@@ -84,6 +84,7 @@ UNKNOWN_LENGTH = """
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_data_of_unknown_length_is_an_error_with_the_remedy():
     # In a process of its own: no mesh of it can be used after that.
     done = subprocess.run(

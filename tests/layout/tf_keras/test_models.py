@@ -204,6 +204,7 @@ def functional_attention():
     return tf_keras.Model(inputs, layers.Dense(4, name="d2")(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_agrees_with_no_mesh(name):
     make, x = LAYERS[name]
@@ -257,6 +258,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_agrees_with_no_mesh(name):
     _, model = assert_trains_alike(
@@ -276,6 +278,7 @@ def test_200_steps_agree_with_no_mesh(mesh):
         dense, mesh=mesh_of(**mesh), epochs=40, optimizer=lambda: "adagrad")
 
 
+@pytest.mark.slow
 def test_mixed_bfloat16_trains_near_no_mesh():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
@@ -284,6 +287,7 @@ def test_mixed_bfloat16_trains_near_no_mesh():
         tf_keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".weights.h5", "", ".keras"])
 @pytest.mark.parametrize("target", ["mesh", "none"])
 def test_saved_on_a_mesh_read_anywhere(tmp_path, suffix, target):

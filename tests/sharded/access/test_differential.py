@@ -26,12 +26,14 @@ def tables(draw):
 
 
 # Both routes: 2 * (40 * 170 + 6 * 580) = 20,560 steps.
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(tables(), st.integers(0, 2**16))
 def test_any_program_of_reads_and_writes_equals_numpy(table, seed):
     assert Program(table[1], seed, is_traced=False).run(170) == 170
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(tables(), st.integers(0, 2**16))
 def test_any_traced_program_equals_numpy(table, seed):

@@ -119,6 +119,7 @@ def make_model(table):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda values: make_table(values, [10]),
     lambda values: make_table(values, [4, 3, 3]),
