@@ -6,7 +6,6 @@ import pathlib
 import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -100,9 +99,8 @@ def test_a_process_whose_peer_died_ends_with_an_error(tmp_path):
     try:
         survivor, dead = processes
         dead.communicate(timeout=DEADLINE_SECONDS)
-        start_of_wait = time.perf_counter()
         _, errors = survivor.communicate(timeout=DEATH_SECONDS)
-        assert time.perf_counter() - start_of_wait < DEATH_SECONDS
+        # Not killed by us: it did not wait for ever.
         assert survivor.returncode != 0
         assert "Error" in errors
     finally:
