@@ -13,7 +13,7 @@ PYTHON ?= python3
 # them takes up to 4 GB.
 TEST_WORKERS ?= 2
 # Files are units, and start in the order of tests/long_files.txt.
-PYTEST := -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+BY_FILES := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 20
 FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 
@@ -68,13 +68,13 @@ demo: build  ## Trains, saves and serves a model; DEMO_FLAGS=--fresh for a new o
 
 .PHONY: check
 check: build  ## Runs the quick Python tests: the daily loop.
-	$(RUN) $(PYTEST) -m "not slow" $(PYTEST_FLAGS)
+	$(RUN) -m pytest $(BY_FILES) -m "not slow" $(PYTEST_FLAGS)
 
 .PHONY: test
 test: build  ## Runs all tests, C++ and Python.
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
-	$(RUN) $(PYTEST) $(PYTEST_FLAGS)
+	$(RUN) -m pytest $(BY_FILES) $(PYTEST_FLAGS)
 
 .PHONY: bench
 bench: build  ## Measures against TensorFlow's own ops and the machine's roof.
@@ -112,8 +112,8 @@ asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
 
 .PHONY: asan-ops
 asan-ops: build  ## Runs the op tests over an ASan-built core inside TensorFlow.
-	bash .ci/asan_ops $(RUN) $(BAZEL) -m "not slow" tests/kernels \
-	    tests/embedding
+	bash .ci/asan_ops $(RUN) $(BAZEL) $(BY_FILES) -m "not slow" \
+	    tests/kernels tests/embedding
 
 .PHONY: tsan
 tsan:  ## Runs the C++ tests under ThreadSanitizer.

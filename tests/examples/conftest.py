@@ -30,6 +30,25 @@ def start(request):
     return run
 
 
+@pytest.fixture
+def refusal(capsys):
+    """Returns what says why a run, in this process, cannot go on.
+
+    It takes the call that a program makes below its flags. To start the
+    program for each refusal would import TensorFlow for each.
+    """
+    from completion.data.corpus import DataError
+    from ending import in_a_sentence
+
+    def said(call):
+        with pytest.raises(SystemExit) as ended, in_a_sentence(DataError):
+            call()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return said
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     """Real text: two packages that every Python brings."""

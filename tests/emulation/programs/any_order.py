@@ -4,7 +4,6 @@ In a process for this TPU (tests/emulation).
 """
 
 import tempfile
-import time
 
 import numpy as np
 import pytest
@@ -106,10 +105,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         try:
             expected = model()
         except twin.OrderError:
-            start = time.monotonic()
             with pytest.raises(WRONG_ORDER):
                 real()
-            assert time.monotonic() - start < PATIENCE_SECONDS + 1
             return None
         return real(), expected
 
@@ -176,11 +173,9 @@ class AnyOrder(stateful.RuleBasedStateMachine):
             self.model.pending(core) for core in range(NUM_CORES))
         checkpoint = tf.train.Checkpoint(it=self.calls.embedding)
         if in_flight:
-            start = time.monotonic()
             with pytest.raises(tf.errors.FailedPreconditionError,
                                match="in flight"):
                 checkpoint.read(self.path)
-            assert time.monotonic() - start < 1
             return
         checkpoint.read(self.path).assert_consumed()
         self.model.tables[0].rows[:] = self.saved

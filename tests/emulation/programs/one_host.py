@@ -212,7 +212,7 @@ def test_dequeue_without_enqueue_ends_with_a_report_of_the_queues():
     start = time.monotonic()
     with pytest.raises(tf.errors.DeadlineExceededError) as error:
         forward_of(embedding)()
-    assert 1.5 < time.monotonic() - start < 20
+    assert time.monotonic() - start > 1.5
     assert "has waited for 2 s, where a TPU would wait forever" in str(
         error.value)
     assert "core 1: 0 batches wait for `dequeue`" in str(error.value)
@@ -236,17 +236,25 @@ def test_one_core_without_a_batch_is_named():
         forward_of(embedding)()
 
 
+@pytest.fixture
+def far_deadline():
+    """What waits for another op, instead of raising an error, never ends."""
+    tlm.emulation.enable(num_cores=2, deadline=600.0)
+    yield
+    tlm.emulation.enable(num_cores=2, deadline=2.0)
+
+
+@pytest.mark.usefixtures("far_deadline")
 def test_gradients_after_a_forward_only_step_are_refused_at_once():
     embedding = one_table()
     enqueue_of(embedding, training=False)(ids_of([0, 1], [2, 3]))
     forward_of(embedding)()
-    start = time.monotonic()
     with pytest.raises(tf.errors.FailedPreconditionError,
                        match="training=False"):
         backward_of(embedding)()
-    assert time.monotonic() - start < 1.5
 
 
+@pytest.mark.usefixtures("far_deadline")
 @pytest.mark.parametrize("inside", [False, True])
 def test_an_id_outside_of_its_table_is_named(inside):
     embedding = one_table()
@@ -262,13 +270,11 @@ def test_an_id_outside_of_its_table_is_named(inside):
             embedding.enqueue(ids)
         STRATEGY.run(core, args=(ids,))
 
-    start = time.monotonic()
     with pytest.raises(
             tf.errors.InvalidArgumentError,
             match="Feature 'shown', sample 1: id 9 is outside table 'ads' "
                   "with 4 rows"):
         step(ids_of([0, 1], [2, 9]))
-    assert time.monotonic() - start < 1.5
     # The other core's batch would meet the wrong partner.
     with pytest.raises(tf.errors.FailedPreconditionError,
                        match="no longer agree.*sample 1: id 9"):
@@ -395,10 +401,9 @@ def num_threads():
     return len(os.listdir("/proc/self/task"))
 
 
+@pytest.mark.usefixtures("far_deadline")
 def test_a_system_that_starts_anew_leaves_no_thread_behind():
     # Each leaves a step that was waited for with a deadline far away.
-    tlm.emulation.enable(num_cores=2, deadline=600.0)
-
     def train():
         embedding = one_table()
         embedding.build(2)
@@ -413,7 +418,7 @@ def test_a_system_that_starts_anew_leaves_no_thread_behind():
 
         waiting = threading.Thread(target=dequeue)
         waiting.start()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while "waiting:" not in tlm.emulation.report():
             assert time.monotonic() < until, tlm.emulation.report()
             time.sleep(0.01)
@@ -421,17 +426,14 @@ def test_a_system_that_starts_anew_leaves_no_thread_behind():
             lambda _: tf.constant([0, 1])))
         waiting.join()
 
-    try:
+    train()
+    before = num_threads()
+    for _ in range(6):
         train()
-        before = num_threads()
-        for _ in range(6):
-            train()
-        until = time.monotonic() + 10
-        while num_threads() > before and time.monotonic() < until:
-            time.sleep(0.01)
-        assert num_threads() <= before
-    finally:
-        tlm.emulation.enable(num_cores=2, deadline=2.0)
+    until = time.monotonic() + 120
+    while num_threads() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert num_threads() <= before
 
 
 ON_HOST = tf.distribute.InputOptions(experimental_fetch_to_device=False)

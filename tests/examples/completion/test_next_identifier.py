@@ -3,7 +3,11 @@
 import re
 import shutil
 
+import completion.run
 import pytest
+from completion.data import python_source
+from completion.report import Report
+from completion.settings import Settings
 
 PROGRAM = "next_identifier.py"
 
@@ -89,28 +93,34 @@ def test_a_mesh_that_is_none_is_refused(start):
     assert "must look like 2x2" in ended.stderr
 
 
+def start_again(data, model_dir=None, **settings):
+    """What the program does below its flags."""
+    completion.run.run(
+        python_source.read_folder(data), Settings(**settings), Report(),
+        data=str(data), model_dir=model_dir and str(model_dir), fresh=False,
+        save_every=200, max_held_out=4096)
+
+
 @pytest.mark.slow
 def test_a_folder_of_another_model_is_refused(
-        start, first_run, sources, model_dir):
-    ended = start(f"--data={sources / 'email'}", f"--model_dir={model_dir}",
-                  "--steps=1", "--batch_size=64")
-    assert ended.returncode == 2
-    assert "--model_dir must be empty or hold the same model" in ended.stderr
+        refusal, first_run, sources, model_dir):
+    assert "--model_dir must be empty or hold the same model" in refusal(
+        lambda: start_again(sources / "email", model_dir, num_steps=1,
+                            batch_size=64))
 
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(
-        start, first_run, sources, model_dir, tmp_path):
+        refusal, first_run, sources, model_dir, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     state = damaged / "checkpoints" / "checkpoint"
     state.write_text(state.read_text().replace(str(model_dir), str(damaged)))
     rows = damaged / "checkpoints" / "ckpt-60.data-00000-of-00001"
     rows.write_bytes(rows.read_bytes()[:rows.stat().st_size // 2])
-    ended = start(f"--data={sources}", f"--model_dir={damaged}",
-                  "--steps=60", "--batch_size=256")
-    assert ended.returncode == 2, ended.stderr[-3000:]
-    assert re.search(r"ckpt-60 cannot be restored.*--fresh", ended.stderr)
+    said = refusal(lambda: start_again(
+        sources, damaged, num_steps=60, batch_size=256))
+    assert re.search(r"ckpt-60 cannot be restored.*--fresh", said)
 
 
 @pytest.mark.parametrize("source, message", [
@@ -125,10 +135,8 @@ def test_data_that_cannot_be_used_is_refused(start, tmp_path, source, message):
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
-def test_too_little_to_learn_from_is_refused(start, tmp_path):
+def test_too_little_to_learn_from_is_refused(refusal, tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("x = x\n")
-    ended = start(f"--data={tmp_path}")
-    assert ended.returncode == 2
-    assert "at least --batch_size=1024 positions" in ended.stderr
+    assert "at least --batch_size=1024 positions" in refusal(
+        lambda: start_again(tmp_path))

@@ -1,5 +1,7 @@
 """Every metric and every loss of Keras, on a mesh and without one."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -76,55 +78,73 @@ def run(model, y, loss, metrics):
     return history, model.evaluate(X, y, verbose=0, return_dict=True)
 
 
+def classifier():
+    return keras.Sequential([
+        keras.Input((8,)), keras.layers.Dense(16, "tanh", name="d1"),
+        keras.layers.Dense(4, "softmax", name="d2")])
+
+
+def run_with_metrics(model, from_classes):
+    y, loss = (CLASSES, "sparse_categorical_crossentropy") if (
+        from_classes) else (ONE_HOT, "mse")
+    return run(model, y, loss, metrics_of(from_classes))
+
+
+@functools.cache
+def metrics_without_a_mesh(from_classes):
+    return run_with_metrics(pairs.plain(classifier), from_classes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", ["model", "batch"])
 @pytest.mark.filterwarnings("ignore:You are passing weight as")
 @pytest.mark.parametrize("from_classes", [True, False])
 def test_every_metric_of_keras(from_classes, axes):
-    def make():
-        return keras.Sequential([
-            keras.Input((8,)), keras.layers.Dense(16, "tanh", name="d1"),
-            keras.layers.Dense(4, "softmax", name="d2")])
-
-    y, loss = (CLASSES, "sparse_categorical_crossentropy") if (
-        from_classes) else (ONE_HOT, "mse")
-    plain, spread = (
-        run(model, y, loss, metrics_of(from_classes)) for model in (
-            pairs.plain(make), pairs.on_mesh(make, PREDICTIONS[axes])))
+    plain = metrics_without_a_mesh(from_classes)
+    spread = run_with_metrics(
+        pairs.on_mesh(classifier, PREDICTIONS[axes]), from_classes)
     assert len(plain[1]) > (3 if from_classes else 40), len(plain[1])
     pairs.assert_alike(plain, spread)
+
+
+LOSSES = [name for name in names_of(keras.losses, keras.losses.Loss)
+          if name not in ("Loss", "CTC")]
+LOSSES_OF_CLASSES = {"SparseCategoricalCrossentropy", "Circle",
+                     "CategoricalGeneralizedCrossEntropy"}
+
+
+def output_for_each_loss():
+    x = keras.Input((8,))
+    hidden = keras.layers.Dense(16, "tanh", name="d1")(x)
+    return keras.Model(x, {
+        name: keras.layers.Dense(4, "softmax", name=name)(hidden)
+        for name in LOSSES})
+
+
+def run_with_losses(model):
+    y = {name: CLASSES if name in LOSSES_OF_CLASSES else ONE_HOT
+         for name in LOSSES}
+    model.compile("sgd", {
+        name: getattr(keras.losses, name)() for name in LOSSES})
+    return (model.fit(X, y, batch_size=12, shuffle=False, verbose=0).history,
+            model.evaluate(X, y, verbose=0, return_dict=True))
+
+
+@functools.cache
+def losses_without_a_mesh():
+    return run_with_losses(pairs.plain(output_for_each_loss))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", ["whole", "model"])
 def test_every_loss_of_keras(axes):
-    losses = [name for name in names_of(keras.losses, keras.losses.Loss)
-              if name not in ("Loss", "CTC")]
-    assert len(losses) > 20
-    from_classes = {"SparseCategoricalCrossentropy", "Circle",
-                    "CategoricalGeneralizedCrossEntropy"}
-    y = {name: CLASSES if name in from_classes else ONE_HOT
-         for name in losses}
-
-    def make():
-        x = keras.Input((8,))
-        hidden = keras.layers.Dense(16, "tanh", name="d1")(x)
-        outputs = {name: keras.layers.Dense(4, "softmax", name=name)(hidden)
-                   for name in losses}
-        return keras.Model(x, outputs)
-
-    layouts = {key.replace("d2", f"({'|'.join(losses)})"): value
+    assert len(LOSSES) > 20
+    layouts = {key.replace("d2", f"({'|'.join(LOSSES)})"): value
                for key, value in PREDICTIONS[axes].items()}
-    results = []
-    for model in (pairs.plain(make), pairs.on_mesh(make, layouts)):
-        model.compile("sgd", {
-            name: getattr(keras.losses, name)() for name in losses})
-        results.append((
-            model.fit(X, y, batch_size=12, shuffle=False,
-                      verbose=0).history,
-            model.evaluate(X, y, verbose=0, return_dict=True)))
-    assert len(results[0][1]) == len(losses) + 1
-    pairs.assert_alike(*results)
+    expected = losses_without_a_mesh()
+    assert len(expected[1]) == len(LOSSES) + 1
+    pairs.assert_alike(expected, run_with_losses(
+        pairs.on_mesh(output_for_each_loss, layouts)))
 
 
 @pytest.mark.slow
