@@ -128,7 +128,7 @@ class LayoutTable(collections.abc.MutableMapping):
 
     # Two maps with equal layouts are still two maps.
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__: Any = object.__hash__
 
     def get(self, key: str, default: Any = None) -> Any:
         """Like `layout_map[key]`, with `default` for None."""
