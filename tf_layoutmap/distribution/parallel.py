@@ -17,6 +17,7 @@ from tf_layoutmap.layout.layout_map_scope import (
     prepared_context,
 )
 from tf_layoutmap.layout.mesh.device_mesh import (
+    AnyMesh,
     DeviceMesh,
     list_devices,
     to_dtensor_mesh,
@@ -176,7 +177,7 @@ class DataParallel(ModelParallel):
     ```
     """
 
-    def __init__(self, device_mesh: Any = None,
+    def __init__(self, device_mesh: AnyMesh | None = None,
                  devices: list[str] | None = None,
                  auto_shard_dataset: bool = True):
         """Makes the distribution.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +37,29 @@ def list_devices(device_type: str | None = None) -> list[str]:
         "device_type", device_type.lower(), ("cpu", "gpu", "tpu"))
     return [f"{kind}:{device.name.split(':')[-1]}"
             for device in tf.config.list_logical_devices(kind.upper())]
+
+
+class DevicesInAGrid(Protocol):
+    """What a `DeviceMesh` has, ours or that of `keras.distribution`."""
+
+    @property
+    def shape(self) -> Any:
+        """Devices along each axis."""
+        ...
+
+    @property
+    def axis_names(self) -> Any:
+        """The name of each axis."""
+        ...
+
+    @property
+    def devices(self) -> Any:
+        """The device names."""
+        ...
+
+
+# For signatures: what `to_dtensor_mesh` takes.
+AnyMesh = DevicesInAGrid | Mesh
 
 
 class DeviceMesh:
@@ -134,7 +157,7 @@ class DeviceMesh:
                 f"axis_names={self._axis_names})")
 
 
-def to_dtensor_mesh(mesh: Any) -> Mesh:
+def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
     """Returns a DeviceMesh of ours or of Keras, or a Mesh, as a Mesh.
 
     Raises:

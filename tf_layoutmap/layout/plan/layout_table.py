@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh import layouts
-from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 from tf_layoutmap.layout.plan import key_matching
 
 dtensor = tf.experimental.dtensor
@@ -20,7 +20,7 @@ class LayoutTypeError(TypeError, ValueError):
     """
 
 
-class LayoutTable(collections.abc.MutableMapping):
+class LayoutTable(collections.abc.MutableMapping[str, Any]):
     """Stored keys, their layouts, and which of them a name selects.
 
     `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` are
@@ -46,6 +46,7 @@ class LayoutTable(collections.abc.MutableMapping):
                 "mesh", mesh, dtensor.Mesh,
                 "a tf.experimental.dtensor.Mesh or None")
         self._default_mesh = mesh
+        # As `_check_layout` returns them.
         self._layouts: dict[str, Any] = {}
         self._patterns = key_matching.PatternTable(mode=match)
         self._strict = bool(strict)
@@ -68,7 +69,7 @@ class LayoutTable(collections.abc.MutableMapping):
         """
         return self._patterns.find(keys)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Layout | None:
         """Returns the layout for the name `key`.
 
         Args:
@@ -92,7 +93,7 @@ class LayoutTable(collections.abc.MutableMapping):
             key_matching.refuse_two(match)
         return self._layouts[match.pattern]
 
-    def __setitem__(self, key: str, layout: Any) -> None:
+    def __setitem__(self, key: str, layout: Layout) -> None:
         """Stores `layout` under the name or pattern `key`.
 
         Raises:
