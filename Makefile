@@ -126,8 +126,10 @@ fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20), parsers for FUZZ_PARSER_S
 	bash .ci/fuzz $(BAZEL) $(FUZZ_SECONDS) $(FUZZ_PARSER_SECONDS)
 
 .PHONY: lint
-lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, C++ and BUILD files.
+lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, its types, C++ and BUILD files.
 	$(RUN) -m ruff check .
+	# Else it would ask for a newer version of itself.
+	env PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright
 	$(VENV)/bin/clang-format --dry-run -Werror $(CC_FILES)
 	.tools/buildifier -mode=check -lint=warn $(BAZEL_FILES)
 

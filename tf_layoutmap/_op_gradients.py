@@ -93,8 +93,8 @@ def gather_rows_tangent(
 ) -> list[tf.Tensor]:
     """The same rows of the tangents, for tf.autodiff.ForwardAccumulator."""
     rows, = outputs
-    attributes = dict(zip(attributes[::2], attributes[1::2]))
-    num_shards = attributes["num_shards"]
+    by_name = dict(zip(attributes[::2], attributes[1::2]))
+    num_shards = by_name["num_shards"]
     offsets, ids = inputs[num_shards:]
     row_shape = tf.shape(rows)[tf.rank(ids):]
     # Of a shard that is not watched there is a handle in place of zeros.
@@ -105,7 +105,7 @@ def gather_rows_tangent(
         for tangent, size in zip(
             tangents, _shard_sizes(offsets, num_shards))]
     ids = tf.cast(ids, tf.int64)
-    if attributes["placement"] in ("mod", b"mod"):
+    if by_name["placement"] in ("mod", b"mod"):
         ids = tf.gather(offsets, ids % num_shards) + ids // num_shards
     return [tf.gather(tf.concat(of_shards, axis=0), ids)]
 

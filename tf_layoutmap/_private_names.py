@@ -63,13 +63,14 @@ class PrivateNames:
             raise self.refusal(
                 f"which has no `{self._root}.{module}.{name}`") from error
 
-    def check_method(self, owner: type, name: str, *arguments: str) -> None:
-        """Asserts that a class has a method with these arguments."""
+    def check_method(self, owner: Any, name: str, *arguments: str) -> None:
+        """Asserts that a class or module has one with these arguments."""
         method = inspect.getattr_static(owner, name, None)
         if isinstance(method, property):
             return
-        known = [] if method is None else inspect.signature(method).parameters
-        if method is None or any(a not in known for a in arguments):
+        if method is None or any(
+                a not in inspect.signature(method).parameters
+                for a in arguments):
             # Not the fault of a version: another one would be no remedy.
             for patch in (owner, method):
                 if patch is not None and not self._is_theirs(patch):

@@ -17,7 +17,7 @@ from tf_layoutmap._private_names import PrivateNames
 
 SUPPORTED_VERSIONS = (_requirements.TENSORFLOW,)
 
-_PACKAGE = dict(
+_PACKAGE: dict[str, Any] = dict(
     title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSIONS)
 _private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
 _DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)
@@ -276,8 +276,8 @@ for _name in ("_mesh", "_batched_dataset", "_num_clients_per_replica",
         raise _DTENSOR.refusal(f"where `DTensorDataset.{_name}` is missing")
 
 
-def set_constraint(variable: tf.Variable, constraint: Any) -> None:
-    """Sets what `tf.Variable(constraint=)` does, once the variable is there.
+def set_constraint(variable: Any, constraint: Any) -> None:
+    """Sets what `tf.Variable(constraint=)` does, once a variable is there.
 
     That of a table in shards needs all of them.
     """

@@ -7,6 +7,7 @@ is private or native. Only sources are read, so a broken module still answers.
 import ast
 import pathlib
 import re
+import tomllib
 
 import pytest
 
@@ -41,6 +42,7 @@ LEVELS = {
     "embedding.optimizers": 0,
     "embedding.spec": 0,
     "embedding.inspection.id_counts": 0,
+    "layers.layer_base": 0,
     # What is private or native.
     "_tf_private": 1,
     "_keras_private": 1,
@@ -204,6 +206,17 @@ def test_pure_modules_import_no_tensorflow(module):
     _, imported = read(module)
     heavy = {"tensorflow", "keras", "tf_keras"}
     assert not {name.split(".")[0] for name in imported} & heavy
+
+
+def test_pure_modules_are_type_checked_strictly():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = [ROOT / name for name in settings["tool"]["pyright"]["strict"]]
+    strict = {path for name in named for path in (
+        name.rglob("*.py") if name.is_dir() else [name])}
+    # _build_info.py is written by setup.py.
+    pure = {source_of(m) for m in modules()
+            if LEVELS[level_entry(m)] == 0 and m != "_build_info"}
+    assert strict == pure
 
 
 @pytest.mark.parametrize("module", modules())

@@ -69,7 +69,8 @@ def test_pre_commit_calls_what_make_lint_calls():
     commands = lint.replace("$(VENV)", ".venv").replace(
         "$(RUN)", ".venv/bin/python").splitlines()[1:]
     hooks = re.findall(r"entry: (.*)", text_of(".pre-commit-config.yaml"))
-    assert len(hooks) == 3
+    assert len(hooks) == 4
     for hook in hooks:
-        assert any(line.strip().startswith(hook + " ") for line in commands), (
-            f"`make lint` has no line `{hook} ...`")
+        assert any(f"{line.strip()} ".startswith(hook + " ")
+                   for line in commands), (
+            f"`make lint` has no line `{hook}`")

@@ -91,6 +91,13 @@ def test_values_and_gradients_are_those_of_one_variable(name, values, table):
         np.testing.assert_array_equal(found, expected)
 
 
+def test_vectorized_map_reads_no_rows_of_a_table_without_rows():
+    empty = on_devices(np.zeros([0, 2], np.float32), (0, 0))
+    found = tf.vectorized_map(
+        lambda ids: tf.gather(empty, ids), tf.zeros([4, 0], tf.int32))
+    assert found.shape == [4, 0, 2]
+
+
 def test_gradients_may_be_taken_inside_of_branches(values, table):
     @tf.function
     def run(target):

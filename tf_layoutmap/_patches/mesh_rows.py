@@ -1,5 +1,7 @@
 """TensorFlow's operations, loops and DTensor calls, replaced for a mesh."""
 
+from typing import Any
+
 from tf_layoutmap._patches.rows import TENSORFLOW, Patch
 
 GROUP = "mesh"
@@ -11,8 +13,9 @@ def _operation(module: str, name: str, raw: str, ours: str, why: str,
                test: str, *public: str) -> list[Patch]:
     """Rows of an operation: where Python makes it, `tf.raw_ops`, `tf`."""
     made = (f"_tf_private:{module}", name)
-    common = dict(group=GROUP, ours=_OPS + ours, why=why, seen_in=TENSORFLOW,
-                  test=_TESTS + test, make="layout.tf_ops.correction:correct")
+    common: dict[str, Any] = dict(
+        group=GROUP, ours=_OPS + ours, why=why, seen_in=TENSORFLOW,
+        test=_TESTS + test, make="layout.tf_ops.correction:correct")
     return [Patch(owner=made[0], name=name, everywhere=True, **common),
             Patch(owner="tensorflow:raw_ops", name=raw, base=made, **common),
             *(Patch(owner=api, name=short, base=made, **common)

@@ -1,12 +1,18 @@
 """The LayoutMap of keras.distribution: TensorLayouts, or tuples of axes."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tf_layoutmap.layout import layout_map
-from tf_layoutmap.layout.mesh.device_mesh import to_dtensor_mesh
+from tf_layoutmap.layout.mesh.device_mesh import AnyMesh, to_dtensor_mesh
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 from tf_layoutmap.layout.plan import layout_table
+
+if TYPE_CHECKING:
+    import keras
 
 
 class LayoutMap(layout_map.LayoutMap):
@@ -25,8 +31,16 @@ class LayoutMap(layout_map.LayoutMap):
     ```
     """
 
-    def __init__(self, device_mesh: Any = None, *, match: str = "search",
-                 strict: bool = False):
+    if TYPE_CHECKING:
+        def __getitem__(self, key: str) -> TensorLayout | None: ...
+
+        def __setitem__(
+            self, key: str,
+            layout: (TensorLayout | Sequence[str | None] |
+                     keras.distribution.TensorLayout)) -> None: ...
+
+    def __init__(self, device_mesh: AnyMesh | None = None, *,
+                 match: str = "search", strict: bool = False):
         """Makes an empty map.
 
         Args:
@@ -43,7 +57,7 @@ class LayoutMap(layout_map.LayoutMap):
         self._device_mesh = device_mesh
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> AnyMesh | None:
         """The mesh given at creation, or None."""
         return self._device_mesh
 

@@ -17,11 +17,12 @@ from tf_layoutmap.layout.layout_map_scope import (
     prepared_context,
 )
 from tf_layoutmap.layout.mesh.device_mesh import (
+    AnyMesh,
     DeviceMesh,
     list_devices,
     to_dtensor_mesh,
 )
-from tf_layoutmap.layout.mesh.layouts import Mesh, axes_of_layout
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh, axes_of_layout
 from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
@@ -123,7 +124,7 @@ class ModelParallel:
     def get_variable_layout(self, variable: Any) -> TensorLayout:
         """Returns the layout of a variable, or the one it would get here."""
         layout = getattr(variable, "layout", None)
-        if isinstance(layout, dtensor.Layout):
+        if isinstance(layout, Layout):
             return TensorLayout(axes_of_layout(layout), self._mesh)
         axes = self._axes_of(variable.path)
         return TensorLayout(
@@ -176,7 +177,7 @@ class DataParallel(ModelParallel):
     ```
     """
 
-    def __init__(self, device_mesh: Any = None,
+    def __init__(self, device_mesh: AnyMesh | None = None,
                  devices: list[str] | None = None,
                  auto_shard_dataset: bool = True):
         """Makes the distribution.

@@ -64,6 +64,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     not saved; restoring over them is an error.
     """
 
+    # Counts the steps of learning rate schedules; a layer that has one sets it.
+    schedule_updates: tf.Variable
+
     def __init__(
         self, feature_config: Any, optimizer: Any,
         pipeline_execution_with_tensor_core: bool = False, *,

@@ -91,10 +91,10 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
             fn_ref = weakref.ref(fn)
 
             @tf.function
-            def function(args, kwargs):
+            def in_graph(args, kwargs):
                 return self._run_in_graph(fn_ref(), args, kwargs)
 
-            self._functions[fn] = function
+            self._functions[fn] = function = in_graph
         return function(args, kwargs)
 
     def _run_in_graph(self, fn, args, kwargs):

@@ -88,9 +88,10 @@ def enable(
     if not _process.is_enabled:
         tpu_answers.install(made)
         _process.is_enabled = True
-    if _process.strategy is None:
-        _process.strategy = EmulatedTPUStrategy(made)
-    return _process.strategy
+    strategy = _process.strategy
+    if strategy is None:
+        strategy = _process.strategy = EmulatedTPUStrategy(made)
+    return strategy
 
 
 def disable() -> None:

@@ -53,12 +53,9 @@ def self_check(mesh: Mesh | None = None) -> str:
         a relayout moves elements to wrong places.
     """
     if mesh is None:
-        kinds = ("TPU", "GPU", "CPU")
-        kind = next(k for k in kinds if tf.config.list_logical_devices(k))
-        count = len(tf.config.list_logical_devices(kind))
-        mesh = dtensor.create_mesh([("batch", count)], device_type=kind)
+        mesh = _mesh_of_all_devices()
     sizes = mesh_sizes(mesh)
-    axis = max(sizes, key=sizes.get)
+    axis = max(sizes, key=sizes.__getitem__)
     if sizes[axis] == 1:
         return "ok: a mesh of one device has nothing to combine or to move"
     stale = _stale_reads(mesh, axis, sizes[axis])
@@ -74,6 +71,14 @@ def self_check(mesh: Mesh | None = None) -> str:
             f"(mesh {sizes}). {_REMEDY}")
     return (f"ok: {_PAIRS} of {_PAIRS} reads saw the write before them, and a "
             f"relayout moved each element to its place (mesh {sizes})")
+
+
+def _mesh_of_all_devices() -> Mesh:
+    """Returns a mesh over all local devices of the best type."""
+    kinds = ("TPU", "GPU", "CPU")
+    kind = next(k for k in kinds if tf.config.list_logical_devices(k))
+    count = len(tf.config.list_logical_devices(kind))
+    return dtensor.create_mesh([("batch", count)], device_type=kind)
 
 
 def _has_moved_wrongly(mesh: Mesh, axis: str, size: int) -> bool:

@@ -96,9 +96,9 @@ class Explanation:
     def __str__(self) -> str:
         import rich.console
 
-        console = rich.console.Console(file=io.StringIO(), width=120)
-        console.print(self.__rich__())
-        return console.file.getvalue().rstrip()
+        out = io.StringIO()
+        rich.console.Console(file=out, width=120).print(self.__rich__())
+        return out.getvalue().rstrip()
 
     def __rich__(self) -> Any:
         import rich.console

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap._patches import engine as patches
@@ -13,10 +13,14 @@ from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.mesh.prepare import prepare_process
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
+# What is given is what the scope yields.
+AnyLayoutTable = TypeVar("AnyLayoutTable", bound=LayoutTable)
+
 
 @contextlib.contextmanager
-def layout_map_scope(layout_map: LayoutTable, *, init: str = "sharded",
-                     batch_dim: str | None = None) -> Iterator[LayoutTable]:
+def layout_map_scope(layout_map: AnyLayoutTable, *, init: str = "sharded",
+                     batch_dim: str | None = None) -> Iterator[
+                         AnyLayoutTable]:
     """Layers made under this scope keep their weights on a mesh.
 
     Each weight becomes a `dtensor.DVariable` with the layout that

@@ -37,7 +37,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
     if layout is None and tf.is_tensor(variable) and (
             dtensor.is_dtensor(variable)):
         layout = dtensor.fetch_layout(variable)
-    if not isinstance(layout, dtensor.Layout):
+    if not isinstance(layout, Layout):
         raise TypeError(_checks.message(
             "variable", "a variable or tensor on a mesh",
             type(variable).__name__))

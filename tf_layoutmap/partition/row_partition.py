@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class RowPartition:
 
     placement: str
     offsets: tuple[int, ...]
-    function: Callable | None = None
+    function: Callable[[Any], tuple[Any, Any]] | None = None
 
     def __post_init__(self):
         _checks.check_one_of("placement", self.placement, PLACEMENTS)
@@ -94,7 +94,7 @@ class RowPartition:
         return cls("div" if even else "offsets", _cumulative(sizes))
 
     @classmethod
-    def from_callable(cls, function: Callable,
+    def from_callable(cls, function: Callable[[Any], tuple[Any, Any]],
                       sizes: Sequence[int]) -> "RowPartition":
         """Rows wherever `function` puts them, checked for every row.
 
@@ -164,13 +164,15 @@ class RowPartition:
                 f"Row {int(rows[outside].flat[0])} is outside a table with "
                 f"{self.num_rows} rows.")
         if self.placement == "callable":
+            assert self.function is not None
             shards, local_rows = self.function(rows)
         elif self.placement == "mod":
             shards = rows % self.num_shards
             local_rows = rows // self.num_shards
         else:
             # Searching the ends (not the starts) skips empty shards.
-            shards = np.searchsorted(self.offsets[1:], rows, side="right")
+            shards = cast("np.ndarray", np.searchsorted(
+                self.offsets[1:], rows, side="right"))
             starts = np.asarray(self.offsets[:-1], np.int64)
             local_rows = rows - starts[shards].astype(rows.dtype)
         return (np.asarray(shards, np.int32),

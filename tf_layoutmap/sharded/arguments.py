@@ -1,7 +1,7 @@
 """What the constructors of `ShardedVariable` take, checked."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -110,7 +110,8 @@ def partition_of(sizes: list[int], placement: Any, axis: int,
     if isinstance(placement, RowPartition):
         found = placement
     elif callable(placement):
-        found = RowPartition.from_callable(placement, sizes)
+        found = RowPartition.from_callable(
+            cast("Callable[[Any], tuple[Any, Any]]", placement), sizes)
     elif placement == "mod":
         found = RowPartition.mod(sum(sizes), len(sizes))
     elif placement == "div":
@@ -203,7 +204,7 @@ def _number_of_shards(partitioner: Any, num_shards: Any, shape: tuple,
             "Arguments `partitioner` and `num_shards` must not both be "
             f"given. Received: {partitioner!r} and {num_shards!r} (table "
             f"{name!r}).")
-    if partitioner is None:
+    if num_shards is not None:
         partitioner = FixedShardsPartitioner(num_shards)
     if not callable(partitioner):
         raise TypeError(_checks.message(

@@ -54,7 +54,7 @@ def _gather(params, indices, validate_indices=None, axis=None, batch_dims=0,
 
 
 def _gather_nd(params, indices, batch_dims=0, name=None,
-               bad_indices_policy=""):
+               bad_indices_policy: Any = ""):
     if batch_dims == 0 and bad_indices_policy in ("", "DEFAULT", "ERROR"):
         return elements.gather_nd(params._shards(), indices, name)
     return tf.gather_nd(tf.convert_to_tensor(params), indices,

@@ -56,7 +56,7 @@ def join(shards: Shards, gradients: Sequence
     indices = tf.concat(rows, axis=0)
     # int32, as TensorFlow has it, for all sizes that it holds: the branches of
     # tf.cond must agree when gradients are taken inside of them.
-    shape = shards.shape.as_list()
+    shape = shards.sizes
     return tf.IndexedSlices(
         tf.concat(values, axis=0), indices, tf.constant(
             shape, tf.int32 if max(shape) <= tf.int32.max else tf.int64))

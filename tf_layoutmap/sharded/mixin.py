@@ -11,7 +11,7 @@ from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import arguments, resharding
 from tf_layoutmap.sharded.access import reading, tensor_use, writing
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.shards import Shards, known_size
 from tf_layoutmap.sharded.saving import trackable
 
 
@@ -65,7 +65,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         _checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
         variables = arguments.check_variables(variables, name, axis)
-        sizes = [int(variable.shape[axis]) for variable in variables]
+        sizes = [known_size(variable, axis) for variable in variables]
         self._hold(Shards(
             variables, arguments.partition_of(sizes, placement, axis, name),
             name, axis))
@@ -99,7 +99,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
             return
         for variable in shards.variables:
             if table_of(variable) is None:
-                variable._sharded_container = weakref.ref(self)
+                variable._sharded_container = weakref.ref(self)  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
 
     # What it is.
 

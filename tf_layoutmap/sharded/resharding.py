@@ -1,6 +1,7 @@
 """Cuts a table in place into other shards."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,8 +28,8 @@ def reshard(shards: Shards, partition: RowPartition,
     Returns:
       The new variables.
     """
-    pieces = [[] for _ in range(partition.num_shards)]
-    positions = [[] for _ in range(partition.num_shards)]
+    pieces: list[list[Any]] = [[] for _ in range(partition.num_shards)]
+    positions: list[list[Any]] = [[] for _ in range(partition.num_shards)]
     trainable = shards.variables[0].trainable
     device = shards.variables[0].device
     names = [f"{shards.name}/part_{shard}"
@@ -48,7 +49,7 @@ def reshard(shards: Shards, partition: RowPartition,
             variables.append(tf.Variable(
                 _assemble(shards, pieces[shard], positions[shard], size),
                 trainable=trainable, name=names[shard]))
-        pieces[shard] = positions[shard] = None
+        pieces[shard], positions[shard] = [], []
     return variables
 
 

@@ -12,7 +12,7 @@ from tf_layoutmap.sharded import arguments, gradient
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.shards import Shards, known_size
 from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
 
 
@@ -146,7 +146,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         variables = arguments.check_variables(
             list(sharded._variables), name, 0, may_be_sliced=True)
         return cls._of(Shards(variables, RowPartition.from_sizes(
-            [int(variable.shape[0]) for variable in variables]), name))
+            [known_size(variable) for variable in variables]), name))
 
     def to_tf(self) -> Any:
         """Returns TensorFlow's own `ShardedVariable` of the same variables.

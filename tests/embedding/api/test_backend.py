@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from tests.architecture import test_floors
+from tests.architecture import test_levels
 from tf_layoutmap.embedding.api import backend
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.tpu.backend import TPUBackend
@@ -58,9 +58,9 @@ def test_a_backend_has_each_member_as_its_protocol_says(
 def own_imports(folder):
     """From each module of a folder to the modules of ours that it imports."""
     return {
-        module: {test_floors.own_module(name)
-                 for name in test_floors.read(module)[1]}
-        for module in test_floors.modules() if module.startswith(folder)}
+        module: {test_levels.own_module(name)
+                 for name in test_levels.read(module)[1]}
+        for module in test_levels.modules() if module.startswith(folder)}
 
 
 def test_the_api_knows_backends_by_their_protocol_only():
@@ -78,9 +78,9 @@ def test_folders_of_the_embedding_import_nothing_that_stands_above_them():
 
 
 def test_layers_do_not_reach_into_an_embedding():
-    for module in test_floors.modules():
+    for module in test_levels.modules():
         if module.startswith("layers."):
-            tree, _ = test_floors.read(module)
+            tree, _ = test_levels.read(module)
             assert not [
                 node.lineno for node in ast.walk(tree)
                 if isinstance(node, ast.Attribute) and node.attr == "_state"

@@ -35,6 +35,7 @@ class Backend(Protocol):
     @property
     def is_built(self) -> bool:
         """Whether tables and engine are there."""
+        ...
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `TPUEmbedding.build`.
@@ -56,6 +57,7 @@ class Backend(Protocol):
           `[num_rows, dim]` as `"parameters"`, and the slot variables, float32
           `[num_rows, dim]` or `[num_rows, 1]`.
         """
+        ...
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Makes the backend ready for steps on these variables.
@@ -83,6 +85,7 @@ class Backend(Protocol):
           TypeError: Structures differ in types, or ids are not integers.
           ValueError: Structures, sizes, ranks or weights do not match.
         """
+        ...
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Hands over what `read` returned, on a built backend.
@@ -103,6 +106,7 @@ class Backend(Protocol):
           Per feature: float32, `[num_samples, dim]`, or with more dimensions
           as `TPUEmbedding.dequeue` says.
         """
+        ...
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Applies the gradients of the step dequeued last.
@@ -114,6 +118,7 @@ class Backend(Protocol):
 
     def is_in_program(self) -> bool:
         """Whether the caller is traced into a TPU's program."""
+        ...
 
     # Saving and restoring.
 
@@ -153,6 +158,7 @@ class EngineBackend(Backend, Protocol):
         Returns:
           The lookup, for `follow`, and the activations as of `dequeue`.
         """
+        ...
 
     def follow(self, lookup: Any, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Keeps the gradients of a lookup.
@@ -164,6 +170,7 @@ class EngineBackend(Backend, Protocol):
         Returns:
           Their mark, float32 of `mark_shape`.
         """
+        ...
 
     def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks stands for.
@@ -180,3 +187,4 @@ class EngineBackend(Backend, Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Returns what the engine holds; see `TPUEmbedding.stats`."""
+        ...

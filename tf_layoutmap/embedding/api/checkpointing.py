@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -10,8 +10,15 @@ from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.api import restore_checks
 from tf_layoutmap.embedding.api.state import EmbeddingState
 
+if TYPE_CHECKING:
+    class _Trackable:  # What the methods are mixed into.
+        def _trackable_children(
+            self, save_type: str = ..., **kwargs: Any) -> dict[str, Any]: ...
+else:
+    _Trackable = object
 
-class CheckpointHooks:
+
+class CheckpointHooks(_Trackable):
     """Methods of `TPUEmbedding` that TensorFlow calls by their names."""
 
     _state: EmbeddingState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -27,8 +27,8 @@ class HostBackend:
       engine: The engine; None before `start`.
     """
 
-    is_on_tpu = False
-    mark_shape = host_engine.MARK_SHAPE
+    is_on_tpu: ClassVar[bool] = False
+    mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
     # They are cheap and protect memory.
     checks_shapes = True
 
@@ -56,6 +56,11 @@ class HostBackend:
     def is_built(self) -> bool:
         """Whether the engine is there."""
         return self.engine is not None
+
+    @property
+    def _started(self) -> host_engine.HostEngine:
+        assert self.engine is not None  # Steps come after `start`.
+        return self.engine
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
@@ -99,7 +104,7 @@ class HostBackend:
             return
         training = self._modes.enqueued(name, training)
         for replica, inputs in batch.steps:
-            self.engine.enqueue(replica, training, inputs)
+            self._started.enqueue(replica, training, inputs)
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -107,7 +112,7 @@ class HostBackend:
         self._modes.dequeued(name)
         activations = [
             self._shapes.shape_activations(index, one)
-            for index, one in enumerate(self.engine.dequeue(replica))]
+            for index, one in enumerate(self._started.dequeue(replica))]
         self._shapes.note_dequeued(replica, activations)
         return activations
 
@@ -125,7 +130,7 @@ class HostBackend:
                 gradient = step_gradients.read_gradient(
                     feature, gradient, self._shapes.activation_shape(index))
             flat.append(self._shapes.flatten_gradient(index, gradient))
-        self.engine.apply(
+        self._started.apply(
             replica, flat, step_gradients.hyperparameters(self._spec.tables))
 
     def is_in_program(self) -> bool:
@@ -142,17 +147,17 @@ class HostBackend:
           one per feature.
         """
         replica = self._replicas.require_current("call")
-        lookup = self.engine.open(
+        lookup = self._started.open(
             replica, self._reader.read_features(features, weights))
         return lookup, [
             self._shapes.shape_activations(index, one) for index, one in
-            enumerate(self.engine.look_up(replica, lookup))]
+            enumerate(self._started.look_up(replica, lookup))]
 
     def follow(
         self, lookup: Any, gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark."""
-        return self.engine.follow(
+        return self._started.follow(
             self._replicas.require_current("gradient"), lookup, [
                 self._shapes.flatten_gradient(
                     index, step_gradients.read_gradient(
@@ -162,7 +167,7 @@ class HostBackend:
 
     def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks stands for."""
-        self.engine.apply_followed(
+        self._started.apply_followed(
             self._replicas.require_current("apply"), marks,
             step_gradients.hyperparameters(self._spec.tables))
 
@@ -174,11 +179,11 @@ class HostBackend:
     def reset(self) -> None:
         """Forgets every step in flight; an update held back lands first."""
         self.flush()
-        self.engine.reset()
+        self._started.reset()
 
     def describe(self) -> dict[str, Any]:
         """Returns what the engine holds."""
-        return self.engine.describe()
+        return self._started.describe()
 
     def before_read(self) -> None:
         """Lands what pipelining holds back, but while a function is traced."""
@@ -199,7 +204,7 @@ class HostBackend:
           RuntimeError: If steps are in flight.
         """
         self.before_read()
-        found = self.engine.describe()
+        found = self._started.describe()
         if any(found["pending"]) or any(found["awaiting"]):
             raise RuntimeError(
                 "A checkpoint cannot be restored while steps are in flight; "
@@ -208,11 +213,12 @@ class HostBackend:
                 f"{found['awaiting']}.")
         if not self._is_pipelined and any(found["open"] + found["followed"]):
             # Lookups without gradients, of rows that are replaced now.
-            self.engine.reset()
+            self._started.reset()
 
     def note_restore(self) -> None:
         """Counts a restore, which all processes must make."""
         if self._replicas.has_processes:
+            assert isinstance(self.engine, multi_process_engine.WorkerEngine)
             self.engine.restores.add_one()
 
     def load_variables(self) -> None:

@@ -11,6 +11,7 @@ from tf_layoutmap import _ops
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import feature_inputs
 from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.sharded.routing.shards import known_size
 
 # What the engine counts of each feature, in its order.
 _FEATURE_COUNTS = (
@@ -265,7 +266,7 @@ def _batch(features: Sequence[feature_inputs.FeatureIds]) -> dict[str, Any]:
 def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
     offsets = [0]
     for shard in shards:
-        offsets.append(offsets[-1] + int(shard.shape[0]))
+        offsets.append(offsets[-1] + known_size(shard))
     return offsets
 
 

@@ -22,6 +22,7 @@ from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.step import feature_inputs
 from tf_layoutmap.embedding.step.replicas import Replicas
 from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.sharded.routing.shards import known_size
 
 # Values of a table that are made equal at a time.
 _CHUNK = 2**22
@@ -149,8 +150,8 @@ def agree_on_first_values(
 
     for by_name in variables.values():
         for variable in tables.shards_of(by_name[tables.PARAMETERS]):
-            rows_at_once = max(1, _CHUNK // int(variable.shape[1]))
-            for first in range(0, int(variable.shape[0]), rows_at_once):
+            rows_at_once = max(1, _CHUNK // known_size(variable, 1))
+            for first in range(0, known_size(variable), rows_at_once):
                 part = variable[first:first + rows_at_once]
                 variable[first:first + rows_at_once].assign(tf.cast(
                     broadcast(tf.cast(part, tf.float32)), variable.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 from absl import logging
@@ -15,7 +15,7 @@ from tf_layoutmap.embedding.step import (
     feature_inputs,
     sample_positions,
 )
-from tf_layoutmap.embedding.step.build_shapes import Shape
+from tf_layoutmap.embedding.step.build_shapes import Shape, is_known
 
 
 class StepShapes:
@@ -32,7 +32,8 @@ class StepShapes:
         # Sizes of samples behind the first dimension, which later steps must
         # have too; unknown until the feature, `build` or an input tells.
         self._inner: list[tuple[int, ...] | None] = [
-            None if one.output_shape is None else one.output_shape[1:]
+            None if one.output_shape is None else
+            cast("tuple[int, ...]", one.output_shape[1:])
             for one in spec.features]
         # Per replica: the graph of its last dequeue, and samples by feature.
         self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
@@ -177,7 +178,7 @@ class StepShapes:
         """Takes the sizes of the first input."""
         if self._inner[index] is not None:
             return
-        self._inner[index] = inner
+        self._inner[index] = cast("tuple[int, ...]", inner)
         feature = self._features[index]
         if inner and feature.is_sequence:
             logging.warning(
@@ -225,7 +226,7 @@ class StepShapes:
 
 def _count(shape: Shape) -> int | None:
     """The samples of a shape; None where a size is unknown."""
-    return None if None in shape else math.prod(shape)
+    return math.prod(shape) if is_known(shape) else None
 
 
 def _graph():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tf_layoutmap.embedding.inspection import html_report, id_counts
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import structure
+from tf_layoutmap.sharded.routing.shards import known_sizes
 
 # Slot variables of each optimizer: so many times the rows again.
 _NUM_SLOTS = {"SGD": 0, "Adagrad": 1, "AdagradMomentum": 2, "Adam": 2,
@@ -157,7 +159,7 @@ def _read_ids(feature: config.FeatureSpec, value: Any):
     else:
         ids = tf.convert_to_tensor(value)
         per_sample = ids.shape[-1] if ids.shape.rank > 1 else 1
-        sizes = np.full(int(np.prod(ids.shape[:-1])) if ids.shape.rank > 1
+        sizes = np.full(math.prod(known_sizes(ids)[:-1]) if ids.shape.rank > 1
                         else len(ids), per_sample)
         ids = tf.reshape(ids, [-1])
     if not ids.dtype.is_integer:

@@ -143,7 +143,7 @@ def read_feature_config(
             "Argument `feature_config` must hold at least one FeatureConfig. "
             "Received an empty structure.")
     configs: list[Any] = []
-    features = []
+    features: list[FeatureSpec] = []
     for path, feature in named_features:
         if not (hasattr(feature, "table")
                 and hasattr(feature, "max_sequence_length")):
@@ -167,7 +167,7 @@ def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
     name = path or feature.name or "feature"
     output_shape = getattr(feature, "output_shape", None)
     # FeatureConfig keeps an unset shape as a TensorShape of unknown rank.
-    if getattr(output_shape, "rank", None) is None:
+    if output_shape is None or getattr(output_shape, "rank", None) is None:
         return FeatureSpec(name, table, int(feature.max_sequence_length),
                            None, feature.validate_weights_and_indices)
     shape = tuple(output_shape.as_list())
@@ -234,7 +234,7 @@ def _read_quantization(quantization: Any, where: str):
 
 
 def _check_unique_names(tables: Sequence[TableSpec]):
-    seen = set()
+    seen: set[str] = set()
     for table in tables:
         if table.name in seen:
             raise ValueError(

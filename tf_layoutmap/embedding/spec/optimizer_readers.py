@@ -78,7 +78,7 @@ class Settings:
         Raises:
           ValueError: If one is no number, or they leave nothing between.
         """
-        found = []
+        found: list[float] = []
         for name, unset in ((low, -math.inf), (high, math.inf)):
             value = getattr(self._optimizer, name)
             value = unset if value is None else value
@@ -95,7 +95,7 @@ class Settings:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
 def _at_least_0(settings: Settings, name: str) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tf_layoutmap.embedding.spec import config
 
@@ -39,7 +39,8 @@ def with_dtypes(
         found = [name] * len(spec.tables)
     else:
         found = ["float32"] * len(spec.tables)
-        for key, dtype in table_dtypes.items():
+        by_table = cast("Mapping[Any, Any]", table_dtypes)
+        for key, dtype in by_table.items():
             index = _index_of(key, spec, table_configs)
             found[index] = _read_dtype(
                 dtype, f" (table {spec.tables[index].name!r})")
@@ -48,7 +49,8 @@ def with_dtypes(
         for table, dtype in zip(spec.tables, found)))
 
 
-def _index_of(key, spec, table_configs) -> int:
+def _index_of(key: Any, spec: config.EmbeddingSpec,
+              table_configs: Sequence[Any]) -> int:
     for index, table in enumerate(spec.tables):
         if key == table.name or key is table_configs[index]:
             return index

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
 
 Shape = tuple[int | None, ...]
+
+
+def is_known(shape: Shape) -> TypeGuard[tuple[int, ...]]:
+    """Whether no size is None."""
+    return None not in shape
 
 
 def read_arguments(
@@ -132,7 +137,7 @@ def merge(known: Shape | None, new: Shape) -> Shape:
 
 def _check_positions(feature, known: Shape, new: Shape):
     """Ragged samples must fill the positions of the output shape evenly."""
-    if None in known or None in new:
+    if not is_known(known) or not is_known(new):
         return
     positions, given = math.prod(known), math.prod(new)
     if not given or positions % given:

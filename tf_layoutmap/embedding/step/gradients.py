@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 from absl import logging
@@ -73,7 +73,7 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
                 asked.append((rate, known[0]))
             rate = known[0]
         vectors.append(tf.stack(
-            [tf.cast(rate, tf.float32), *optimizer.constants]))
+            [tf.cast(cast("float", rate), tf.float32), *optimizer.constants]))
     return vectors
 
 

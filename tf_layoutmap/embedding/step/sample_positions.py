@@ -11,7 +11,7 @@ import math
 import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import feature_inputs
+from tf_layoutmap.embedding.step import build_shapes, feature_inputs
 
 
 def fill(
@@ -37,7 +37,7 @@ def fill(
         or sequences have weights.
     """
     given = found.static_num_samples
-    if None in shape or given is None:
+    if not build_shapes.is_known(shape) or given is None:
         raise ValueError(
             f"Ragged input {feature.name!r} with an output_shape of several "
             "dimensions must have sizes that are known while tracing. "

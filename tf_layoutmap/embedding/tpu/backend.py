@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from absl import logging
@@ -33,9 +33,9 @@ from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
 class TPUBackend:
     """The operations of a TPU in place of the host engine."""
 
-    is_on_tpu = True
+    is_on_tpu: ClassVar[bool] = True
     # Steps are known by their order: the gradient only says that one came.
-    mark_shape = ()
+    mark_shape: ClassVar[tuple[int, ...]] = ()
     # Programs switch it off.
     checks_shapes = True
 
@@ -65,6 +65,11 @@ class TPUBackend:
         """The serialized configuration; None before `create_tables`."""
         return self._config
 
+    @property
+    def _configured(self) -> bytes:
+        assert self._config is not None  # Steps come after `create_tables`.
+        return self._config
+
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
         incoming = build_shapes.read_arguments(
@@ -87,7 +92,7 @@ class TPUBackend:
                 "TPUEmbedding, of which a TPU holds one. Initialize the TPU "
                 "system again to make another.")
         proto = create_config(
-            self._tpu, self._shapes.shapes, num_hosts=self._cores.num_hosts,
+            self._tpu, self._shapes.settled(), num_hosts=self._cores.num_hosts,
             num_replicas=self._cores.num_replicas,
             num_cores_per_replica=self._cores.num_cores_per_replica,
             is_pipelined=self._is_pipelined)
@@ -106,7 +111,7 @@ class TPUBackend:
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Sends the variables, which may hold restored values by now."""
         self._sync.start(transfer.Transfer(
-            self._tpu, self._config, self._cores.hosts, variables))
+            self._tpu, self._configured, self._cores.hosts, variables))
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -142,7 +147,7 @@ class TPUBackend:
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         self._modes.dequeued(name)
-        return tpu_ops.receive(len(self._spec.features), self._config, name)
+        return tpu_ops.receive(len(self._spec.features), self._configured, name)
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Sends the gradients of the step dequeued last, one per feature."""
@@ -159,7 +164,7 @@ class TPUBackend:
         rates = [
             step_gradients.ask_learning_rate(rate, self._table_with(rate))
             for rate in self._tpu.learning_rates]
-        tpu_ops.send(checked, rates, self._config, name)
+        tpu_ops.send(checked, rates, self._configured, name)
 
     def is_in_program(self) -> bool:
         """Whether the caller is traced into a TPU's program."""
@@ -215,7 +220,7 @@ class TPUBackend:
             [shape[0] * num_cores, *shape[1:],
              self._spec.table_of(feature).dim]
             for feature, shape in zip(
-                self._spec.features, self._shapes.shapes)]
+                self._spec.features, self._shapes.settled())]
 
     def _table_with(self, rate):
         for table, optimizer in zip(self._spec.tables, self._tpu.optimizers):

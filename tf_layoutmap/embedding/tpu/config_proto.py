@@ -82,7 +82,7 @@ def create_config(
     tpu: TPUSpec, output_shapes: Sequence[Sequence[int]], *, num_hosts: int,
     num_replicas: int, num_cores_per_replica: int | None,
     is_pipelined: bool,
-) -> tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration:
+) -> tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration:  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
     """Returns the configuration proto.
 
     Args:
@@ -93,7 +93,7 @@ def create_config(
       num_cores_per_replica: Cores of an SPMD replica; None without SPMD.
       is_pipelined: Whether lookups overlap with the step before.
     """
-    found = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()
+    found = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
     for index, table in enumerate(tpu.spec.tables):
         descriptor = found.table_descriptor.add()
         descriptor.name = table.name

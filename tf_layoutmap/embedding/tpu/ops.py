@@ -69,5 +69,5 @@ def send(gradients: Sequence[tf.Tensor], learning_rates: Sequence[tf.Tensor],
 
 def _set_name(op: tf.Operation | None, name: str | None):
     if op is not None and name is not None:
-        _tf_private.set_op_attr(op, _NAME_ATTR, attr_value_pb2.AttrValue(
-            s=tf.compat.as_bytes(name)))
+        value = attr_value_pb2.AttrValue(s=tf.compat.as_bytes(name))  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
+        _tf_private.set_op_attr(op, _NAME_ATTR, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -28,6 +28,10 @@ class OutputShapes:
     def shapes(self) -> list[Shape]:
         """The shapes; all known once `settle` has passed."""
         return [one or () for one in self._shapes]
+
+    def settled(self) -> list[tuple[int, ...]]:
+        """Returns the shapes, once `settle` has passed."""
+        return cast("list[tuple[int, ...]]", self.shapes)
 
     def settle(self, incoming: Sequence[Shape] | None):
         """Takes the shapes that are not known yet.

@@ -30,13 +30,13 @@ class Sync:
 
     def load(self):
         """Sends the host copies to the TPU."""
-        if self._can_transfer():
-            self._transfer.load()
+        if transfer := self._usable():
+            transfer.load()
 
     def retrieve(self):
         """Brings the host copies up to date."""
-        if self._can_transfer():
-            self._transfer.retrieve()
+        if transfer := self._usable():
+            transfer.retrieve()
 
     def note_walk(self):
         """A save, or a restore, begins: what is retrieved is old by now."""
@@ -48,9 +48,9 @@ class Sync:
 
     def before_save(self):
         """Of the variables of one save, the first to be read retrieves."""
-        if self._is_stale and self._can_transfer():
+        if self._is_stale and (transfer := self._usable()):
             self._is_stale = False
-            self._transfer.retrieve()
+            transfer.retrieve()
 
     def before_restore(self, saveable: Any):
         """Notes what will be written."""
@@ -62,7 +62,8 @@ class Sync:
         if not self._expected:
             self.load()
 
-    def _can_transfer(self) -> bool:
+    def _usable(self) -> Transfer | None:
         # A graph that is exported restores where there is no TPU.
-        return self._transfer is not None and (
-            tf.executing_eagerly() or not _tf_private.in_save_context())
+        if tf.executing_eagerly() or not _tf_private.in_save_context():
+            return self._transfer
+        return None

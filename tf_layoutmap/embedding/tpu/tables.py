@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -105,7 +105,8 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
     return create
 
 
-def extract_variable_info(keywords: dict[str, Any]):
+def extract_variable_info(keywords: dict[str, Any]) -> tuple[
+        str, tuple[int, ...], tf.DType, Callable[..., Any]]:
     """Returns what a variable creator was asked for.
 
     Args:
@@ -142,7 +143,7 @@ def extract_variable_info(keywords: dict[str, Any]):
             "hosts needs a callable of a shape as its initial value, or a "
             "functools.partial with `shape` and `dtype`, so that each shard "
             "can be made on its own.")
-    shape = tuple(tf.TensorShape(shape).as_list())
+    shape = tuple(cast("list[int]", tf.TensorShape(shape).as_list()))
     return (keywords.get("name") or "Variable", shape,
             tf.as_dtype(dtype or tf.float32), bind_shape(found, shape))
 
@@ -150,6 +151,7 @@ def extract_variable_info(keywords: dict[str, Any]):
 def _create_table(table: config.TableSpec, optimizer: Any) -> dict[str, Any]:
     shape = (table.num_rows, table.dim)
     rule = optimizer_protos.rule_of(optimizer)
+    assert table.optimizer is not None  # As `rule_of` found one.
     initializers = [
         tf.constant_initializer(slot.initial_value)
         for slot in table.optimizer.slots]

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private, partition
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded import ShardedVariable, initial_value
+from tf_layoutmap.sharded.routing.shards import known_size
 
 HOST = "/device:CPU:0"
 
@@ -76,7 +77,7 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
     Raises:
       ValueError: If a variable creator divided them differently.
     """
-    cuts = [[int(one.shape[0]) for one in shards_of(variable)]
+    cuts = [[known_size(one) for one in shards_of(variable)]
             for variable in (rows, slot)]
     if cuts[0] != cuts[1]:
         raise ValueError(
@@ -143,13 +144,14 @@ def _chain(creators, make):
     return make
 
 
-def _make(table, stored_as, values, initial_value=None, shape=None, name=None,
+def _make(table, stored_as, values: dict[int, Any],
+          initial_value: Any = None, shape=None, name=None,
           trainable=None, **unused):
     """Makes a variable; what the first of all creators has for the next."""
     del unused
     found = values.get(id(initial_value), initial_value)
     if callable(found):
-        found = found()
+        found: Any = found()
     rows = tf.convert_to_tensor(found, tf.float32)
     if shape is not None and not rows.shape.is_compatible_with(shape):
         raise ValueError(

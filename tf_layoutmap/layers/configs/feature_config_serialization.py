@@ -89,9 +89,10 @@ def _write_table(table: Any, optimizer: Any) -> dict[str, Any]:
 def _read_table(saved: dict[str, Any]) -> Any:
     saved = dict(saved)
     if saved["optimizer"] is not None:
-        kind, settings = saved["optimizer"]
-        settings = {name: tuple(one) if isinstance(one, list) else one
-                    for name, one in settings.items()}
+        kind, written = saved["optimizer"]
+        settings: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one
+            for name, one in written.items()}
         rate = settings.get("learning_rate")
         if isinstance(rate, dict):
             settings["learning_rate"] = ScheduledRate(

@@ -13,6 +13,7 @@ from tf_layoutmap.layers.keras3.self_training import TrainsItself
 from tf_layoutmap.layout.keras3 import move_state
 from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh.layouts import Layout
 
 dtensor = tf.experimental.dtensor
 
@@ -103,11 +104,11 @@ class _Slot(MeshVariable):
 
     # The layout of the table, which is known when both get their values.
     @property
-    def _given_layout(self) -> Any:
+    def _given_layout(self) -> Layout:
         return self._slot_of.layout
 
     @_given_layout.setter
-    def _given_layout(self, layout: Any) -> None:
+    def _given_layout(self, layout: Layout) -> None:
         del layout
 
     def fill(self, value: float) -> None:

@@ -1,7 +1,7 @@
 """What weights with a `RowOptimizer` have in common, on host and mesh."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -35,6 +35,13 @@ class TrainsItself(TakesGradients):
     taken: nothing trains while one only predicts, or looks at gradients.
     """
 
+    _optimizer: Any
+
+    if TYPE_CHECKING:
+        path: str
+
+        def _write(self, value: Any) -> Any: ...
+
     @property
     def overwrite_with_gradient(self) -> bool:
         """True: gradients come to `assign`, inside an optimizer's `apply`."""
@@ -62,7 +69,9 @@ class TrainsItself(TakesGradients):
           steps: The model's `gradient_accumulation_steps`.
           is_last: `[]` bool.
         """
-        scale = _keras_private.applying_optimizer().loss_scale_factor
+        optimizer = _keras_private.applying_optimizer()
+        assert optimizer is not None  # It is what calls.
+        scale = optimizer.loss_scale_factor
         self._optimizer.accumulate(
             gradient if scale is None else _divide(gradient, scale),
             steps, is_last)

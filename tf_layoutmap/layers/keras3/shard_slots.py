@@ -20,6 +20,9 @@ _ATTRIBUTE = "_shard_slots"
 class ShardOfTable:
     """A mixin for a `keras.Variable` with a `table`, of which it is `shard`."""
 
+    table: ShardedVariable
+    shard: int
+
     def __init__(self, *args: Any, **kwargs: Any):
         patches.ensure("keras3_shard_slots")
         super().__init__(*args, **kwargs)
@@ -28,7 +31,7 @@ class ShardOfTable:
 class _JoinedList(_tf_private.Trackable):
     """A list of an optimizer, as a checkpoint sees it: parts joined."""
 
-    def __init__(self, variables: Sequence[Any], whole_of: Any):
+    def __init__(self, variables: Any, whole_of: Any):
         self._variables = variables
         self._whole_of = whole_of
         self._maybe_initialize_trackable()

@@ -130,6 +130,7 @@ class _OneTable:
                     self._initializer(self._shape, dtype=self._dtype))
         if self._draw is not None:
             return self._draw.rows(start, num_rows, self._shape[1])
+        assert self._whole is not None
         rows = self._whole[start:start + num_rows]
         if start + num_rows == self._shape[0]:
             self._whole = None

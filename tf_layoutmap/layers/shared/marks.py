@@ -57,7 +57,8 @@ def connect(
 
         return [tf.identity(one) for one in activations], gradient
 
-    return connected(step, *activations)
+    activated: Any = connected(step, *activations)
+    return activated
 
 
 def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:

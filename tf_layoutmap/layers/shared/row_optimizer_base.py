@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -33,6 +33,7 @@ class RowUpdates(RowOptimizerSaving):
     _spec: OptimizerSpec
     # Applied to the rows that a step has changed; a layer sets it.
     row_constraint: Any = None
+    learning_rate: Any
     _accumulated_ids: tf.Variable | None = None
     _accumulated_gradients_of_ids: tf.Variable | None = None
 
@@ -85,7 +86,8 @@ class RowUpdates(RowOptimizerSaving):
             optimizer = copy.copy(optimizer)
             optimizer.learning_rate = 1.0
         spec = read_optimizer(optimizer, table=layer)
-        return cls(dataclasses.replace(
+        assert spec is not None  # As the optimizer is not.
+        return cast("Any", cls)(dataclasses.replace(
             spec, learning_rate=rate if callable(rate) else float(rate)))
 
     @classmethod
@@ -154,11 +156,10 @@ class RowUpdates(RowOptimizerSaving):
           As `update`.
         """
         ids, values = _rows_of(gradient)
-        self._keep_gradients(values.shape[-1])
-        ids = tf.concat(
-            [self._accumulated_ids, tf.cast(ids, tf.int64)], axis=0)
-        values = tf.concat(
-            [self._accumulated_gradients_of_ids, values], axis=0)
+        kept_ids, kept = self._keep_gradients(
+            cast("int", values.shape[-1]))
+        ids = tf.concat([kept_ids, tf.cast(ids, tf.int64)], axis=0)
+        values = tf.concat([kept, values], axis=0)
 
         def take() -> tf.Tensor:
             self.update(tf.IndexedSlices(values / steps, ids))
@@ -166,21 +167,28 @@ class RowUpdates(RowOptimizerSaving):
 
         tf.cond(is_last, take, lambda: self._set_accumulated(ids, values))
 
-    def _keep_gradients(self, dim: int) -> None:
-        if self._accumulated_ids is not None:
-            return
+    def _keep_gradients(self, dim: int) -> tuple[tf.Variable, tf.Variable]:
+        """Returns ids and gradients of before; makes the variables first."""
+        ids, gradients = (
+            self._accumulated_ids, self._accumulated_gradients_of_ids)
+        if ids is not None and gradients is not None:
+            return ids, gradients
         with tf.init_scope(), tf.device("/device:CPU:0"):
             # Attributes, so that a checkpoint holds them.
-            self._accumulated_ids = tf.Variable(
+            ids = self._accumulated_ids = tf.Variable(
                 tf.zeros([0], tf.int64), shape=[None], trainable=False,
                 name="accumulated_ids")
-            self._accumulated_gradients_of_ids = tf.Variable(
+            gradients = self._accumulated_gradients_of_ids = tf.Variable(
                 tf.zeros([0, dim]), shape=[None, dim], trainable=False,
                 name="accumulated_gradients_of_ids")
+        return ids, gradients
 
     def _set_accumulated(self, ids: Any, values: Any) -> tf.Tensor:
-        self._accumulated_ids.assign(ids)
-        self._accumulated_gradients_of_ids.assign(values)
+        kept_ids, kept = (
+            self._accumulated_ids, self._accumulated_gradients_of_ids)
+        assert kept_ids is not None and kept is not None
+        kept_ids.assign(ids)
+        kept.assign(values)
         return tf.constant(True)
 
     def build(self, variables: Any) -> None:

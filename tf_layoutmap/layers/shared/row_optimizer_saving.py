@@ -1,6 +1,6 @@
 """The step count, slot variables and settings of a `RowOptimizer`, saved."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
@@ -20,14 +20,27 @@ class RowOptimizerSaving:
     _accumulated_ids: tf.Variable | None
     _accumulated_gradients_of_ids: tf.Variable | None
     slots: dict[str, Any]
+    _table: Any
+
+    if TYPE_CHECKING:
+        # Of `RowUpdates`, and of the optimizer class of one Keras version.
+        name: str
+        iterations: Any
+
+        def _scalars(self) -> list[Any]: ...
+
+        def _rate_config(self) -> Any: ...
+
+        def _keep_gradients(self, dim: int) -> Any: ...
+
+        def _set_accumulated(self, ids: Any, values: Any) -> tf.Tensor: ...
 
     def _kept(self) -> dict[str, tf.Variable]:
         """Gradients between two steps, if there are any."""
-        ids = self._accumulated_ids
-        if ids is None or not tf.size(ids):
+        ids, values = self._accumulated_ids, self._accumulated_gradients_of_ids
+        if ids is None or values is None or not tf.size(ids):
             return {}
-        return {"accumulated_ids": ids, "accumulated_gradients":
-                self._accumulated_gradients_of_ids}
+        return {"accumulated_ids": ids, "accumulated_gradients": values}
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the step count, the learning rate and the slot variables."""
@@ -62,10 +75,8 @@ class RowOptimizerSaving:
             values = store["accumulated_gradients"][...]
             self._keep_gradients(values.shape[-1])
             self._set_accumulated(store["accumulated_ids"][...], values)
-        elif self._kept():
-            self._set_accumulated(
-                self._accumulated_ids[:0],
-                self._accumulated_gradients_of_ids[:0])
+        elif before := self._kept():
+            self._set_accumulated(*(one[:0] for one in before.values()))
         if not found:
             # Weights saved without an optimizer, as of Keras' own Embedding.
             self.iterations.assign(0)
@@ -99,4 +110,4 @@ class RowOptimizerSaving:
             slots=tuple(SlotSpec(name, initial)
                         for name, initial in config["slots"].items()),
             constants=tuple(config["constants"]))
-        return cls(spec, name=config["name"])
+        return cast("Any", cls)(spec, name=config["name"])

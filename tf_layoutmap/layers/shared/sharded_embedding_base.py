@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap.layers.layer_base import LayerBase
 from tf_layoutmap.layers.shared import (
     initial_values,
     stock_lookup,
@@ -20,7 +21,7 @@ from tf_layoutmap.layers.shared.row_optimizer_base import (
 from tf_layoutmap.sharded import ShardedVariable
 
 
-class EmbeddingCore:
+class EmbeddingCore(LayerBase):
     """A mixin before the `Layer` of one Keras version.
 
     The layer's class has `_keras`, the module of its version, and
@@ -29,7 +30,8 @@ class EmbeddingCore:
     """
 
     _keras: Any
-    _row_optimizer: type
+    _row_optimizer: Any
+    _table: ShardedVariable | None
     _table_class: type[ShardedVariable] = ShardedVariable
 
     def __init__(self, input_dim: int, output_dim: int, *,
@@ -105,7 +107,9 @@ class EmbeddingCore:
             "mask_zero", mask_zero, bool, "a bool", where=where)
         self.supports_masking = self.mask_zero
 
-    def _count_shards(self, num_shards: Any, partitioner: Any) -> int:
+    def _count_shards(
+        self, num_shards: Any, partitioner: Callable[..., list[int]] | None,
+    ) -> int:
         where = f"layer {self.name!r}"
         if num_shards is not None and partitioner is not None:
             raise ValueError(
@@ -144,16 +148,17 @@ class EmbeddingCore:
 
     def _make_table(self) -> ShardedVariable:
         """Returns the table, which the first call makes."""
-        if self._table is None:
+        table = self._table
+        if table is None:
             # The name is whole: tf_keras builds in a scope of the layer's.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
-                vars(self)["_table"] = self._table_class.create(
+                table = vars(self)["_table"] = self._table_class.create(
                     self._first_values(),
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
                     name=f"{self.name}/embeddings")
-        return self._table
+        return table
 
     def _first_values(self) -> Callable[..., Any]:
         """What gives each shard its first rows."""

@@ -1,10 +1,12 @@
 """A lookup in several shards with TensorFlow's own operations."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded.routing.shards import known_size
 
 
 def gather(shards: Sequence[tf.Variable], ids: tf.Tensor,
@@ -19,7 +21,7 @@ def gather(shards: Sequence[tf.Variable], ids: tf.Tensor,
     Returns:
       Shape `ids.shape + [dim]`.
     """
-    partition = RowPartition.from_sizes([int(s.shape[0]) for s in shards])
+    partition = RowPartition.from_sizes([known_size(shard) for shard in shards])
     flat_ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
     inside = tf.reduce_all((flat_ids >= 0) & (flat_ids < partition.num_rows))
     check = tf.debugging.Assert(inside, [
@@ -37,7 +39,8 @@ def gather(shards: Sequence[tf.Variable], ids: tf.Tensor,
         tf.range(tf.size(flat_ids)), owners, num_shards)
     rows = tf.dynamic_stitch(positions, [
         tf.gather(shard, local) for shard, local in zip(shards, local_rows)])
-    rows = tf.reshape(rows, tf.concat([tf.shape(ids), shards[0].shape[1:]], 0))
+    shape = tf.concat([tf.shape(ids), shards[0].shape[1:]], 0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
+    rows = tf.reshape(rows, shape)
     rows.set_shape(ids.shape.concatenate(shards[0].shape[1:]))
     return rows
 
@@ -56,7 +59,7 @@ def gather_with_dense_gradient(table: tf.Variable,
     num_rows, dim = table.shape
 
     @tf.custom_gradient
-    def gather(rows: tf.Tensor) -> tf.Tensor:
+    def gather(rows: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return tf.math.unsorted_segment_sum(
                 tf.reshape(upstream, [-1, dim]), tf.reshape(ids, [-1]),

@@ -14,6 +14,7 @@ from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.routing.shards import known_size, known_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -26,7 +27,7 @@ def save(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
         dtype = np.float32  # HDF5 knows no bfloat16, but all of its numbers.
     if np.dtype(dtype).kind == "f":  # Else Keras helps.
         dataset = _keras_private.h5_dataset(
-            store, key, tuple(table.shape), dtype)
+            store, key, tuple(known_sizes(table)), dtype)
     if dataset is None:
         store[key] = table.numpy()
         return
@@ -39,7 +40,7 @@ def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
     """Yields where each shard is, and a function that copies it."""
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
-            yield (slice(start, start + shard.shape[0]),), shard.numpy
+            yield (slice(start, start + known_size(shard)),), shard.numpy
         return
     value = table.value.read_value()
     layout = table.layout
@@ -65,7 +66,7 @@ def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
             shard.assign(tf.cast(
-                value[start:start + shard.shape[0]], shard.dtype))
+                value[start:start + known_size(shard)], shard.dtype))
         return
     parts: dict[tuple, np.ndarray] = {}
     components = []

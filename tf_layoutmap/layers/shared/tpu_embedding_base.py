@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.layers.configs import feature_config_serialization
+from tf_layoutmap.layers.layer_base import LayerBase
 from tf_layoutmap.layers.shared import marks, tpu_embedding_weights_file
 from tf_layoutmap.layers.shared.tpu_embedding_steps import EmbeddingSteps
 
@@ -35,7 +36,7 @@ def read_feature_config(
     return feature_configs if feature_config is None else feature_config
 
 
-class TPUEmbeddingCore:
+class TPUEmbeddingCore(LayerBase):
     """A mixin before the `Layer` of one Keras version.
 
     A mixin, because both versions find these methods on the layer by name. The

@@ -30,7 +30,7 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
         """
         super().__init__(name=name or f"row_{spec.name}", jit_compile=False)
         self._spec = spec
-        self._rate = spec.learning_rate
+        self._rate: Any = spec.learning_rate
         if not callable(self._rate):
             with tf.init_scope():
                 self._rate = tf.Variable(

@@ -73,7 +73,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             with tf.init_scope(), tf.device(HOST):
                 table.be_trained_by(self.optimizer)
         # Not an attribute that Keras tracks: these are the rows of the table.
-        vars(self)["_shards"] = tf.Module()
+        self.__dict__["_shards"] = tf.Module()
         self._shards.variables_in_order = table.variables
         self._trainable_weights.extend(
             [table] if self.optimizer else table.variables)

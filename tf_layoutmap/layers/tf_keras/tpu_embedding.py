@@ -10,6 +10,7 @@ from tf_layoutmap.embedding.variables.table_variable import strategy_in_scope
 from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
 from tf_layoutmap.layers.shared.host_table import HOST
 from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
+from tf_layoutmap.layers.shared.tpu_embedding_steps import EmbeddingSteps
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
 
@@ -20,7 +21,7 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
     """
 
     # Of the layer's name; set by the layer, which is no part of the variable.
-    steps = None
+    steps: EmbeddingSteps
 
     def missing_gradient(self) -> str:
         """Returns what to say where a step brings no gradient."""

@@ -85,7 +85,7 @@ class MeshContext:
         """Returns the layout that a pending variable will get."""
         assigned = self.assign_layouts([variable])
         assignments.refuse(assigned)
-        return assigned[0].layout
+        return assigned[0].settled_layout()
 
     def initialize_pending(self, variable: Any = None) -> None:
         """Gives values to the pending variables whose layer is built.
@@ -118,7 +118,8 @@ class MeshContext:
         with tf.init_scope():
             value = initial_values.initial_value(
                 variable._initializer, tuple(variable._shape),
-                variable._dtype, assigned.layout, variable._mesh_context.init)
+                variable._dtype, assigned.settled_layout(),
+                variable._mesh_context.init)
             variable._value = initial_values.make_variable(
                 value, name=variable.name, trainable=getattr(
                     variable, "_made_trainable", variable.trainable))

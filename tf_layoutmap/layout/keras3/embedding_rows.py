@@ -15,6 +15,7 @@ from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.dtensor import policies, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.sharded.routing.shards import known_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -101,7 +102,7 @@ def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Mesh,
       `[num_ids, dim]`, replicated.
     """
     num_shards = mesh.dim_size(axis)
-    num_rows, dim = table.shape
+    num_rows, dim = known_sizes(table)
     size = num_rows // num_shards
     by_shard = dtensor.Layout(
         [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import batches, pinning, trace_context
+from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.plan import layer_limits
 
 dtensor = tf.experimental.dtensor
@@ -29,7 +30,7 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     if context is None or _keras_private.is_abstract():
         return original(layer, *args, **kwargs)
     if not tf.executing_eagerly():
-        return _traced(original, layer, args, kwargs)
+        return _traced(original, layer, context.mesh, args, kwargs)
     if getattr(_inside, "call", False):
         return original(layer, *args, **kwargs)
     flat = keras.tree.flatten((args, kwargs))
@@ -51,7 +52,7 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
         _inside.call = False
 
 
-def _traced(original: Callable[..., Any], layer: Any, args: Any,
+def _traced(original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any,
             kwargs: Any) -> Any:
     """Calls `layer` in a function; keeps some layers batch-parallel.
 
@@ -63,7 +64,6 @@ def _traced(original: Callable[..., Any], layer: Any, args: Any,
     if not isinstance(layer, layer_limits.BATCH_PARALLEL) or (
             not trace_context.traced_for_mesh()):
         return original(layer, *args, **kwargs)
-    mesh = context_of(layer).mesh
     # TimeDistributed works with time in front, where the batch axis is lost.
     pin = (pinning.whole if isinstance(layer, keras.layers.TimeDistributed)
            else pinning.whole_samples)

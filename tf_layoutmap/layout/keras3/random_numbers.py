@@ -41,7 +41,7 @@ def dropout(original: Callable[..., Any], inputs: Any, rate: float,
     shape = tuple(
         size if wanted is None else wanted for size, wanted in zip(
             inputs.shape, noise_shape or (None,) * inputs.shape.rank))
-    numbers = keras.random.uniform(shape, dtype=inputs.dtype, seed=seed)
+    numbers: Any = keras.random.uniform(shape, dtype=inputs.dtype, seed=seed)
     return tf.where(
         numbers >= tf.cast(rate, inputs.dtype),
         inputs * tf.cast(1 / (1 - rate), inputs.dtype),

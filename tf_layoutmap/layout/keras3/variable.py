@@ -4,8 +4,10 @@ Until then it only holds its initializer: its layout depends on its name, which
 is known when its layer is part of a model.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -14,6 +16,9 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
+
+if TYPE_CHECKING:
+    from tensorflow.experimental.dtensor import DVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -25,6 +30,9 @@ class MeshVariable(keras.Variable):
     Reading, assigning, saving and loading are as for any variable: values
     come from the host and go to the host, whatever the layout.
     """
+
+    # None until it is needed; Keras' own variables hold theirs so, too.
+    _value: Any
 
     def __init__(self, initializer: Any, shape: Any = None, dtype: Any = None,
                  *args: Any, **kwargs: Any):
@@ -77,7 +85,7 @@ class MeshVariable(keras.Variable):
             self._value.layout.mesh))
 
     @property
-    def divided_value(self) -> tf.Variable:
+    def divided_value(self) -> DVariable:
         """The DVariable also in the call of a layer."""
         return self._concrete_value()
 

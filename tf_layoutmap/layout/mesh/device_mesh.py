@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +39,29 @@ def list_devices(device_type: str | None = None) -> list[str]:
             for device in tf.config.list_logical_devices(kind.upper())]
 
 
+class DevicesInAGrid(Protocol):
+    """What a `DeviceMesh` has, ours or that of `keras.distribution`."""
+
+    @property
+    def shape(self) -> Any:
+        """Devices along each axis."""
+        ...
+
+    @property
+    def axis_names(self) -> Any:
+        """The name of each axis."""
+        ...
+
+    @property
+    def devices(self) -> Any:
+        """The device names."""
+        ...
+
+
+# For signatures: what `to_dtensor_mesh` takes.
+AnyMesh = DevicesInAGrid | Mesh
+
+
 class DeviceMesh:
     """Devices in a grid, each axis with a name.
 
@@ -52,7 +75,7 @@ class DeviceMesh:
     """
 
     def __init__(self, shape: Sequence[int], axis_names: Sequence[str],
-                 devices: Sequence[str] | None = None):
+                 devices: Sequence[str] | np.ndarray | None = None):
         """Makes the mesh.
 
         Args:
@@ -81,19 +104,19 @@ class DeviceMesh:
             raise ValueError(_checks.message(
                 "axis_names", f"other than {dtensor.UNSHARDED!r}, DTensor's "
                 "word for no axis", names))
-        devices = np.array(
+        found = np.array(
             list_devices() if devices is None else devices, dtype=object)
-        if devices.size != math.prod(shape):
+        if found.size != math.prod(shape):
             raise ValueError(
                 f"A DeviceMesh of shape {shape} has {math.prod(shape)} "
-                f"devices. Received: {devices.size} devices "
-                f"({', '.join(map(str, devices.flat))}). For more devices of "
+                f"devices. Received: {found.size} devices "
+                f"({', '.join(map(str, found.flat))}). For more devices of "
                 "one CPU see "
                 "tf.config.set_logical_device_configuration.")
         self._shape = shape
         self._axis_names = names
-        self._devices = devices.reshape(shape)
-        self._dtensor = None
+        self._devices = found.reshape(shape)
+        self._dtensor: Mesh | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,34 +140,37 @@ class DeviceMesh:
 
     def to_dtensor(self) -> Mesh:
         """Returns the `tf.experimental.dtensor.Mesh` of these devices."""
-        if self._dtensor is None:
+        mesh = self._dtensor
+        if mesh is None:
             dims = list(zip(self._axis_names, self._shape))
             names = [str(device).upper() for device in self._devices.flat]
             if dtensor.num_clients() > 1:
-                self._dtensor = dtensor.create_distributed_mesh(
+                mesh = dtensor.create_distributed_mesh(
                     dims, device_type=names[0].split(":")[0])
             else:
-                self._dtensor = dtensor.create_mesh(dims, devices=names)
-        return self._dtensor
+                mesh = dtensor.create_mesh(dims, devices=names)
+            self._dtensor = mesh
+        return mesh
 
     def __repr__(self) -> str:
         return (f"DeviceMesh(shape={self._shape}, "
                 f"axis_names={self._axis_names})")
 
 
-def to_dtensor_mesh(mesh: Any) -> Mesh:
+def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
     """Returns a DeviceMesh of ours or of Keras, or a Mesh, as a Mesh.
 
     Raises:
       TypeError: It is none of them.
     """
-    if isinstance(mesh, dtensor.Mesh):
+    if isinstance(mesh, Mesh):
         return mesh
     if not isinstance(mesh, DeviceMesh):
-        parts = [getattr(mesh, name, None)
-                 for name in ("shape", "axis_names", "devices")]
-        if any(part is None for part in parts):
+        shape, names, devices = [
+            getattr(mesh, name, None)
+            for name in ("shape", "axis_names", "devices")]
+        if shape is None or names is None or devices is None:
             raise TypeError(_checks.message(
                 "device_mesh", "a DeviceMesh or a dtensor.Mesh", mesh))
-        mesh = DeviceMesh(parts[0], parts[1], np.ravel(parts[2]))
+        mesh = DeviceMesh(shape, names, np.ravel(devices))
     return mesh.to_dtensor()

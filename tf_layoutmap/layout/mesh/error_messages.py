@@ -89,7 +89,8 @@ def _where(op: str, model: Any, graph: Any) -> str:
     """Returns the layer in whose name scope a graph has `op`, in words."""
     layers = [] if graph is None else [
         layer for layer in model._flatten_layers(include_self=False)]
-    for operation in graph.get_operations() if layers else ():
+    for operation in (
+            graph.get_operations() if graph is not None and layers else ()):
         if operation.type != op:
             continue
         # From the inside: the innermost layer is the one to change.

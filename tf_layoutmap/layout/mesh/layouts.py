@@ -1,12 +1,17 @@
 """What a layout says of each dimension, and a mesh of each axis."""
 
+from typing import TYPE_CHECKING
+
 import tensorflow as tf
 
 dtensor = tf.experimental.dtensor
 
 # For signatures.
-Mesh = dtensor.Mesh
-Layout = dtensor.Layout
+if TYPE_CHECKING:
+    from tensorflow.experimental.dtensor import Layout, Mesh
+else:
+    Mesh = dtensor.Mesh
+    Layout = dtensor.Layout
 
 
 def axes_of_layout(layout: Layout) -> tuple[str | None, ...]:

@@ -62,7 +62,8 @@ def like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
     """Returns `x` cut along `batch_dim`, as `fit` cuts what it feeds."""
     return _pinned(x, mesh, lambda size: (
         batch_dim if batch_dim is not None and size is not None and
-        size % mesh.dim_size(batch_dim) == 0 else dtensor.UNSHARDED))
+        mesh is not None and size % mesh.dim_size(batch_dim) == 0
+        else dtensor.UNSHARDED))
 
 
 def on_mesh(value: Any) -> bool:

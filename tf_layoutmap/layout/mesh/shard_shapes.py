@@ -16,7 +16,7 @@ def axes_problems(axes: Sequence[str | None],
     ["mesh axis 'modle' is unknown; the mesh has 'batch', 'model': did you \
 mean 'model'?"]
     """
-    problems = []
+    problems: list[str] = []
     for axis in dict.fromkeys(a for a in axes if a is not None):
         if axis not in mesh:
             close = difflib.get_close_matches(str(axis), mesh, n=1)
@@ -97,7 +97,7 @@ def shard_slices(axes: Sequence[str | None], shape: Sequence[int],
       mesh: Size of each axis.
       location: Where the device is along each axis.
     """
-    slices = []
+    slices: list[slice] = []
     for axis, size in zip(axes, local_shape(axes, shape, mesh)):
         start = 0 if axis is None else location[axis] * size
         slices.append(slice(start, start + size))

@@ -35,8 +35,9 @@ def errors_once(mesh: Mesh) -> Iterator[None]:
     except tf.errors.OpError as error:
         # While a function is traced, nothing runs.
         again = queued_error(mesh) if tf.executing_eagerly() else None
-        if isinstance(error, tf.errors.CancelledError) and not isinstance(
-                again, (tf.errors.CancelledError, type(None))):
+        if isinstance(error, tf.errors.CancelledError) and (
+                again is not None and
+                not isinstance(again, tf.errors.CancelledError)):
             raise again from error
         raise
 

@@ -1,13 +1,13 @@
 """The layout of a tensor on a mesh, in the terms of keras.distribution."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
 from tf_layoutmap.layout.mesh import shard_shapes
+from tf_layoutmap.layout.mesh.device_mesh import AnyMesh
 from tf_layoutmap.layout.mesh.layouts import Layout, mesh_sizes
 
 dtensor = tf.experimental.dtensor
@@ -23,7 +23,8 @@ class TensorLayout:
     ```
     """
 
-    def __init__(self, axes: Sequence[str | None], device_mesh: Any = None):
+    def __init__(self, axes: Sequence[str | None],
+                 device_mesh: AnyMesh | None = None):
         """Makes the layout.
 
         Args:
@@ -44,7 +45,7 @@ class TensorLayout:
             for axis in axes)
         twice = {a: 1 for a in self._axes if a is not None}
         self._refuse(shard_shapes.axes_problems(self._axes, twice))
-        self._device_mesh = None
+        self._device_mesh: AnyMesh | None = None
         if device_mesh is not None:
             self.device_mesh = device_mesh
 
@@ -60,12 +61,12 @@ class TensorLayout:
         return self._axes
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> AnyMesh | None:
         """The mesh, or None while it is not set."""
         return self._device_mesh
 
     @device_mesh.setter
-    def device_mesh(self, device_mesh: Any) -> None:
+    def device_mesh(self, device_mesh: AnyMesh) -> None:
         if self._device_mesh is not None:
             raise ValueError(
                 "The mesh of a TensorLayout is set once. Received: "

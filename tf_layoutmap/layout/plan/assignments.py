@@ -6,14 +6,13 @@ Decided from names and shapes alone: nothing is allocated here.
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import shard_shapes
 from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.plan import key_matching, layer_limits
-from tf_layoutmap.layout.plan.variable_names import ObjectPaths
 
 dtensor = tf.experimental.dtensor
 
@@ -21,6 +20,18 @@ dtensor = tf.experimental.dtensor
 _LISTS_OF_LAYERS = (
     "_trainable_variables", "_non_trainable_variables",
     "_trainable_weights", "_non_trainable_weights")
+
+
+class Names(Protocol):
+    """What `assign` asks about variables; an `ObjectPaths`, for one."""
+
+    def of_variable(self, variable: Any, owner: Any, /) -> list[str]:
+        """Returns all names, the best one to use as a key first."""
+        ...
+
+    def with_holders(self, layer: Any, /) -> list[Any]:
+        """Returns a layer, and every layer that holds it."""
+        ...
 
 
 @dataclasses.dataclass
@@ -53,8 +64,13 @@ class LayoutAssignment:
         """The best name to use as a key."""
         return self.names[0]
 
+    def settled_layout(self) -> Layout:
+        """Returns the layout, of an assignment that `refuse` let through."""
+        assert self.layout is not None
+        return self.layout
 
-def assign(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
+
+def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
            owners: Iterable[Any] | None = None) -> list[LayoutAssignment]:
     """Returns the layout of each of `variables`, in their order.
 
@@ -67,7 +83,7 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
     mesh = layout_map.mesh_in_use()
     sizes = mesh_sizes(mesh)
     broken_layers: dict[int, list[str]] = {}
-    made: dict[Any, Any] = {}
+    made: dict[tuple[str | None, ...], Layout] = {}
     assigned = []
     owned = (zip(variables, ((owner, False) for owner in owners))
              if owners is not None else
@@ -79,7 +95,7 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: ObjectPaths, *,
         match, value, problems = None, None, []
         if given is None and not is_state:
             match = layout_map.find(names)
-        if isinstance(given, dtensor.Layout):
+        if isinstance(given, Layout):
             axes = axes_of_layout(given)
             made[axes] = given
         elif match is None:

@@ -111,16 +111,16 @@ class PatternTable:
         # Most variables match no pattern: all patterns are tried at once.
         tried = self._try(self._all_at_once())
         keys = [key for key in keys if key == exact or tried(key)]
-        fitting = []
+        fitting: list[tuple[str, str]] = []
         for pattern in self._compiled:
             key = next((k for k in keys if self.fits(pattern, k)), None)
             if key is not None:
                 fitting.append((pattern, key))
         if not fitting:
             return None
-        matched = fitting[0] if exact is None else (exact, exact)
-        shadowed = tuple(p for p, _ in fitting if p != matched[0])
-        return Match(*matched, shadowed)
+        pattern, key = fitting[0] if exact is None else (exact, exact)
+        return Match(pattern, key, tuple(
+            other for other, _ in fitting if other != pattern))
 
 
 def refuse_two(match: Match) -> None:

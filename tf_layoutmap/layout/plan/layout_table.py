@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh import layouts
-from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 from tf_layoutmap.layout.mesh.prepare import prepare_process
 from tf_layoutmap.layout.plan import key_matching
 
@@ -21,7 +21,7 @@ class LayoutTypeError(TypeError, ValueError):
     """
 
 
-class LayoutTable(collections.abc.MutableMapping):
+class LayoutTable(collections.abc.MutableMapping[str, Any]):
     """Stored keys, their layouts, and which of them a name selects.
 
     `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` are
@@ -48,6 +48,7 @@ class LayoutTable(collections.abc.MutableMapping):
                 "a tf.experimental.dtensor.Mesh or None")
         prepare_process()
         self._default_mesh = mesh
+        # As `_check_layout` returns them.
         self._layouts: dict[str, Any] = {}
         self._patterns = key_matching.PatternTable(mode=match)
         self._strict = bool(strict)
@@ -70,7 +71,7 @@ class LayoutTable(collections.abc.MutableMapping):
         """
         return self._patterns.find(keys)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Layout | None:
         """Returns the layout for the name `key`.
 
         Args:
@@ -94,7 +95,7 @@ class LayoutTable(collections.abc.MutableMapping):
             key_matching.refuse_two(match)
         return self._layouts[match.pattern]
 
-    def __setitem__(self, key: str, layout: Any) -> None:
+    def __setitem__(self, key: str, layout: Layout) -> None:
         """Stores `layout` under the name or pattern `key`.
 
         Raises:
@@ -130,7 +131,7 @@ class LayoutTable(collections.abc.MutableMapping):
 
     # Two maps with equal layouts are still two maps.
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__: Any = object.__hash__
 
     def get(self, key: str, default: Any = None) -> Any:
         """Like `layout_map[key]`, with `default` for None."""

@@ -171,13 +171,14 @@ class ProcessChecks(StepExchange):
                        if size != sizes[0]), 1)
         had = (f"process 0 has {sizes[0]} samples and process {number} has "
                f"{sizes[number]}, at {self.here()}")
+        known = [size for size in sizes if size is not None]
         if self.kind == "predict" or self.batch_dim is None or (
-                None in sizes):
+                len(known) < len(sizes)):
             raise ProcessError(
                 f"The processes cannot share a batch of which {had}. Give all "
                 "of them the same samples.")
         parts = self.mesh.dim_size(self.batch_dim)
-        size = min(sizes) // parts * parts
+        size = min(known) // parts * parts
         warnings.warn(
             f"The last samples of a batch are left out, of which {had}: all "
             f"processes take the first {size}, which the batch axis of size "

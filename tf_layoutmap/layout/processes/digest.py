@@ -27,9 +27,12 @@ def of_batch(leaves: list[tuple[str, Any]]) -> list[list[Any]]:
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Returns the variables of an optimizer; none without one."""
-    found = [] if optimizer is None else optimizer.variables
-    # A method in the first optimizers of tf_keras.
-    return list(found() if callable(found) else found)
+    if optimizer is None:
+        return []
+    found = optimizer.variables
+    if callable(found):  # A method in the first optimizers of tf_keras.
+        found = optimizer.variables()
+    return list(found)
 
 
 def on_mesh(variable: Any) -> Any:
@@ -147,4 +150,4 @@ def checksum(value: np.ndarray) -> int:
     value = np.ascontiguousarray(value)
     if value.dtype == object:
         return zlib.crc32(repr(value.tolist()).encode())
-    return zlib.crc32(value.reshape(-1).view(np.uint8))
+    return zlib.crc32(value.reshape(-1).view(np.uint8).data)

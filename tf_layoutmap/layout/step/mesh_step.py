@@ -47,7 +47,7 @@ class MeshStep:
         run = self._run_whole if kind == "train" else self.run
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
-        self._run = run if model.run_eagerly else tf.function(
+        self._run: Any = run if model.run_eagerly else tf.function(
             run, autograph=self.autograph)
 
     def prepare(self, batch: Any) -> None:

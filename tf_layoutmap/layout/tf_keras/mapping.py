@@ -7,7 +7,7 @@ them, for the variable their name asks for.
 
 import collections
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import keras
@@ -42,7 +42,8 @@ def map_model(model: Any, context: Any) -> None:
     swapped = {}
     for one, target in zip(found, assigned, strict=True):
         old = getattr(one.variable, "_variable", one.variable)
-        new = swapped[id(old)] = _made(old, target.layout, context.init)
+        new = swapped[id(old)] = _made(
+            old, target.settled_layout(), context.init)
         if old is not one.variable:
             one.variable._variable = new
         else:
@@ -109,11 +110,14 @@ def _swap(found: Found, new: Any) -> None:
         holder = root
         for part in path[:-1]:
             holder = _get(holder, part)
-        end = path[-1]
-        if isinstance(end, int) or isinstance(holder, Mapping):
-            holder[end] = new
-        elif getattr(holder, end, None) is not new:
-            setattr(holder, end, new)
+        _put(holder, path[-1], new)
+
+
+def _put(holder: Any, part: Any, new: Any) -> None:
+    if isinstance(part, int) or isinstance(holder, MutableMapping):
+        holder[part] = new
+    elif getattr(holder, part, None) is not new:
+        setattr(holder, part, new)
 
 
 def _get(holder: Any, part: Any) -> Any:

@@ -66,7 +66,8 @@ def first_may_be_divided(equation: str) -> list[bool]:
 
 def _summed(equation: str) -> set[str]:
     left, _, result = equation.partition("->")
-    return set.intersection(*map(set, left.split(","))) - set(result)
+    first, *others = left.split(",")
+    return set(first).intersection(*others) - set(result)
 
 
 def axes_of_product(equation: str, number: int, axes: Sequence[str | None],
@@ -107,5 +108,6 @@ def axes_of_product(equation: str, number: int, axes: Sequence[str | None],
         axis_of = {label: axis for label, axis in axis_of.items()
                    if axis != first}
         axis_of[other[0]] = first
-    return tuple(tuple(axis_of.get(label) for label in term)
-                 for term in (*terms, result))
+    one, two, product = [tuple(axis_of.get(label) for label in term)
+                         for term in (*terms, result)]
+    return one, two, product

@@ -59,7 +59,8 @@ def written_out(rank: int, begin: Sequence[Any], end: Sequence[Any],
     if len(dots) > 1 or missing < 0:
         return None
     parts: list[Part] = []
-    added, position = [], 0
+    added: list[int] = []
+    position = 0
     for i, (start, stop, step) in enumerate(zip(begin, end, strides)):
         if i in dots:
             parts += [WHOLE] * missing

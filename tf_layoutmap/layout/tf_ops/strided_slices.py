@@ -86,12 +86,13 @@ def _written(shape: Any, begin: Any, end: Any, strides: Any,
              masks: dict[str, int]) -> tuple[list[Part], list[int]] | None:
     """Returns what is taken; None for what TensorFlow refuses."""
     shape = tf.TensorShape(shape)
-    vectors = [entries(vector) for vector in (begin, end, strides)]
-    if shape.rank is None or None in vectors or (
-            len(set(map(len, vectors))) > 1 or
-            any(isinstance(step, int) and step == 0 for step in vectors[2])):
+    begin, end, strides = (entries(v) for v in (begin, end, strides))
+    if shape.rank is None or begin is None or end is None or strides is None:
         return None
-    written = written_out(shape.rank, *vectors, **masks)
+    if len({len(begin), len(end), len(strides)}) > 1 or (
+            any(isinstance(step, int) and step == 0 for step in strides)):
+        return None
+    written = written_out(shape.rank, begin, end, strides, **masks)
     if written is None:
         return None
     parts, added = written
@@ -102,9 +103,10 @@ def _written(shape: Any, begin: Any, end: Any, strides: Any,
 
 
 def _is_inside(part: Part, size: int | None) -> bool:
-    is_known = isinstance(part.index, int) and size is not None
-    return (not is_known or -size <= part.index < size) and (
-        not isinstance(part.step, int) or part.step > 0)
+    if isinstance(part.index, int) and size is not None and (
+            not -size <= part.index < size):
+        return False
+    return not isinstance(part.step, int) or part.step > 0
 
 
 def _check_sizes(parts: list[Part], x: Any) -> None:

@@ -72,7 +72,7 @@ class _ShardsSaveable(_tf_private.SaveableObject):
             value = variable.read_value()
             return value if slices is None else value[slices]
 
-        spec = "" if slices is None else tf.Variable.SaveSliceInfo(
+        spec = "" if slices is None else tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
             full_name=key, full_shape=variable.shape.as_list(),
             var_offset=[s.start for s in slices],
             var_shape=[s.stop - s.start for s in slices]).spec

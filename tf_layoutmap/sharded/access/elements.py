@@ -32,9 +32,10 @@ def gather_nd(shards: Shards, indices: Any,
         found = tf.gather_nd(rows, flat[:, 1:], batch_dims=1)
         if outside is not None:
             found = checks.nan_where(outside, found)
-        shape = indices.shape[:-1].concatenate(shards.shape[depth:])
-        found = tf.reshape(found, tf.concat(
-            [tf.shape(indices)[:-1], shards.shape[depth:]], axis=0))
+        inner = shards.shape[depth:]
+        shape = indices.shape[:-1].concatenate(inner)
+        full_shape = tf.concat([tf.shape(indices)[:-1], inner], axis=0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
+        found = tf.reshape(found, full_shape)
         found.set_shape(shape)
         return found
 
@@ -63,9 +64,9 @@ def scatter_nd(shards: Shards, verb: str, indices: Any, updates: Any,
             return
         flat = tf.reshape(indices, [-1, depth])
         flat, outside = _inside(shards, flat, depth)
+        full_shape = tf.concat([tf.shape(indices)[:-1], inner], axis=0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
         updates = checks.check_run_time_shape(
-            shards, updates, shape,
-            tf.concat([tf.shape(indices)[:-1], inner], axis=0), "Updates")
+            shards, updates, shape, full_shape, "Updates")
         updates = tf.reshape(updates, [-1, *inner.as_list()])
         if outside is not None:
             updates = checks.nan_where(tf.reduce_any(outside), updates)
@@ -113,8 +114,8 @@ def _stack(columns: list[tf.Tensor]) -> tf.Tensor:
 def _numbers(shards: Shards, flat: tf.Tensor, depth: int) -> tf.Tensor:
     """Returns one number per index tuple, equal for equal tuples."""
     number = tf.zeros_like(flat[:, 0], tf.int64)
-    for axis in range(depth):
-        number = number * shards.shape[axis] + tf.cast(
+    for axis, size in zip(range(depth), shards.sizes):
+        number = number * size + tf.cast(
             flat[:, axis], tf.int64)
     return number
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap.sharded.access import elements, selectors
 from tf_layoutmap.sharded.routing import checks, parts, routing
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.shards import Shards, known_sizes
 
 
 def read(shards: Shards, index: Any) -> tf.Tensor:
@@ -70,14 +70,14 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
                 f"{shards.name!r}).")
         mask = selectors.checked_mask(shards, selector)
         indices = tf.where(mask)
-        shape = tf.concat(
-            [tf.shape(indices)[:1], shards.shape[mask.shape.rank:]], axis=0)
+        rest_of_shape = shards.shape[mask.shape.rank:]
+        shape = tf.concat([tf.shape(indices)[:1], rest_of_shape], axis=0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
         elements.scatter_nd(shards, verb, indices, _broadcast(
             shards, value, shape))
         return
     ids, drops_axis = selectors.selected_ids(shards, selector)
     # Every element of a row has a number; indexing them tells which to write.
-    row_shape = shards.row_shape.as_list()
+    row_shape = known_sizes(shards)[1:]
     numbers = tf.reshape(tf.range(shards.row_shape.num_elements()), row_shape)
     if rest:
         numbers = numbers[rest]
@@ -180,7 +180,7 @@ def _broadcast(shards: Shards, value: tf.Tensor,
     if known is not None and value.shape.is_fully_defined():
         try:
             fits = np.broadcast_shapes(
-                tuple(value.shape), tuple(known)) == tuple(known)
+                tuple(known_sizes(value)), tuple(known)) == tuple(known)
         except ValueError:
             fits = False
         if not fits:

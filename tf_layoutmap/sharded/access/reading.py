@@ -10,7 +10,7 @@ from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.sharded.access import elements, indexing
 from tf_layoutmap.sharded.access import summary as _summary
 from tf_layoutmap.sharded.routing import checks, routing
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.shards import Shards, known_size
 
 
 class Reads:
@@ -149,28 +149,25 @@ class Reads:
         if chunk_rows is not None:
             _checks.check_int("chunk_rows", chunk_rows, lowest=1,
                               where=f"table {shards.name!r}")
-        whole = np.empty(shards.shape.as_list(), shards.dtype.as_numpy_dtype)
+        whole = np.empty(shards.sizes, shards.dtype.as_numpy_dtype)
         for number, variable in enumerate(shards.variables):
             rows = (shards.partition.global_rows(number)
                     if not shards.partition.is_contiguous else
                     slice(*shards.partition.offsets[number:][:2]))
-            if shards.axis == 1:
-                target = whole[:, rows]
-            elif isinstance(rows, slice):
-                target = whole[rows]
-            else:
-                target = None  # An index array makes a copy, not a view.
-            size = int(variable.shape[0])
+            # An index array makes a copy, not a view.
+            target = (whole[:, rows] if shards.axis == 1 else
+                      whole[rows] if isinstance(rows, slice) else None)
+            size = known_size(variable)
             for start in range(0, size, chunk_rows or max(size, 1)):
                 stop = min(start + (chunk_rows or size), size)
                 block = (variable.numpy() if chunk_rows is None else
                          routing.gather_checked(
                              shards.alone(number),
                              tf.range(start, stop)).numpy())
-                if target is None:
-                    whole[rows[start:stop]] = block
-                else:
+                if target is not None:
                     target[start:stop] = block
+                elif not isinstance(rows, slice):
+                    whole[rows[start:stop]] = block
         return whole
 
     def __array__(self, dtype: Any = None,

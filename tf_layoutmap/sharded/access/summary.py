@@ -6,7 +6,7 @@ import io
 import rich.console
 import rich.table
 
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.shards import Shards, known_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +79,13 @@ def summarize(shards: Shards) -> Summary:
     """Describes a table without reading it."""
     described = tuple(
         ShardSummary(
-            name=variable.name, shape=tuple(variable.shape.as_list()),
+            name=variable.name, shape=tuple(known_sizes(variable)),
             rows=size,
             num_bytes=variable.shape.num_elements() * shards.dtype.size,
             device=device)
         for variable, size, device in zip(
             shards.variables, shards.partition.sizes, shards.devices))
     return Summary(
-        name=shards.name, shape=tuple(shards.shape.as_list()),
+        name=shards.name, shape=tuple(shards.sizes),
         dtype=shards.dtype.name, axis=shards.axis,
         placement=shards.partition.placement, shards=described)

@@ -11,13 +11,14 @@ import tensorflow as tf
 from tf_layoutmap.sharded.access import indexing
 
 
-def install(tables: type) -> None:
+def install(tables: Any) -> None:
     """Gives a class of tables the operators of `tf.Tensor`.
 
     Args:
-      tables: Has `name`, `dtype` and `_shards()`.
+      tables: The class. It has `name`, `dtype` and `_shards()`.
     """
-    for operator in tf.Tensor.OVERLOADABLE_OPERATORS - {"__getitem__"}:
+    known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+    for operator in known - {"__getitem__"}:
         setattr(tables, operator, _operator_method(tables, operator))
     # Tables are keys of TensorFlow's dictionaries; `==` compares values.
     tables.__hash__ = object.__hash__

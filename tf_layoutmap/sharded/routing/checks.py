@@ -4,7 +4,7 @@ XLA compiles no run-time check. What it compiles shows a bad id as NaN, and
 where the dtype has none, it is refused when the function is traced.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -71,7 +71,7 @@ def check_ids(shards: Shards, ids: tf.Tensor, lowest: int = 0,
         caller.
       axis: What the ids index: 0 for rows.
     """
-    size = shards.shape[axis]
+    size = cast("int", shards.shape[axis])
     if size > ids.dtype.max:
         # The size itself would wrap around in the comparison.
         ids = tf.cast(ids, tf.int64)
@@ -99,7 +99,7 @@ def poison_ids(shards: Shards, ids: tf.Tensor,
       TypeError: The dtype has no NaN, and the ids are not known yet.
       tf.errors.InvalidArgumentError: They are known, and outside.
     """
-    size = shards.shape[axis]
+    size = cast("int", shards.shape[axis])
     known = tf.get_static_value(ids)
     if known is not None:
         wrong = (known < 0) | (known >= size)

@@ -139,8 +139,9 @@ def assign(partition: RowPartition,
     """
     if partition.placement == "mod":
         num_shards = tf.constant(partition.num_shards, ids.dtype)
-        return (tf.cast(ids % num_shards, tf.int32), ids // num_shards)
+        return (tf.cast(ids % num_shards, tf.int32), ids // num_shards)  # pyright: ignore[reportOperatorIssue] The stub has no `%`.
     if partition.placement == "callable":
+        assert partition.function is not None
         owners, local_rows = partition.function(ids)
         return tf.cast(owners, tf.int32), tf.cast(local_rows, ids.dtype)
     # Searching the ends (not the starts) skips empty shards.

@@ -111,6 +111,9 @@ def _gather_masked(shards: Shards, found: Sequence[parts.Part],
             part, tf.where(is_here, rows, tf.zeros_like(rows)))
         gathered = here if gathered is None else tf.where(
             tf.reshape(is_here, [-1] + [1] * (rank - 1)), here, gathered)
+    if gathered is None:  # A table without rows, of which nothing is read.
+        return tf.zeros(tf.concat(
+            [tf.shape(flat_ids), shards.row_shape], axis=0), shards.dtype)
     return gathered
 
 

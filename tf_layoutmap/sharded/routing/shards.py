@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -45,13 +46,19 @@ class Shards:
         return tf.TensorShape(sizes)
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the whole table."""
-        return self.shape[0]
+    def sizes(self) -> list[int]:
+        """`shape` as a list."""
+        return known_sizes(self)
 
     @property
-    def row_shape(self) -> tf.TensorShape:
-        """Shape of one row of the whole table."""
+    def num_rows(self) -> int:
+        """Rows of the whole table."""
+        return cast("int", self.shape[0])
+
+    @property
+    def row_shape(self) -> Any:
+        """`tf.TensorShape` of one row of the whole table."""
+        # Any, for type checkers: their tf.concat takes no shapes.
         return self.shape[1:]
 
     @property
@@ -62,7 +69,7 @@ class Shards:
     def alone(self, number: int) -> "Shards":
         """Returns one shard as a table of its own."""
         variable, devices = self.variables[number], self.argument_devices
-        return Shards([variable], RowPartition.div(int(variable.shape[0]), 1),
+        return Shards([variable], RowPartition.div(known_size(variable), 1),
                       self.name, is_exported=self.is_exported,
                       argument_devices=devices and [devices[number]])
 
@@ -80,3 +87,13 @@ class Shards:
                     for shard in range(partition.num_shards)]
         return [tf.gather(value, partition.global_rows(shard))
                 for shard in range(partition.num_shards)]
+
+
+def known_size(variable: Any, axis: int = 0) -> int:
+    """Returns a size of a variable or tensor of known shape."""
+    return int(variable.shape[axis])
+
+
+def known_sizes(variable: Any) -> list[int]:
+    """Returns the shape of a variable or tensor, which is known, as a list."""
+    return variable.shape.as_list()

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.sharded.access import indexing
 from tf_layoutmap.sharded.routing import routing
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.shards import Shards, known_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Block:
         """Returns the slice spec of the block."""
         if self.is_whole:
             return ""
-        shape = self.table.shape.as_list()
+        shape = known_sizes(self.table)
         shape[self.axis] = self.size
         return self._spec_of(shape, self.offset)
 
@@ -75,7 +75,7 @@ class Block:
     def _spec_of(self, shape: list[int], start: int) -> str:
         offset = [0] * len(shape)
         offset[self.axis] = start
-        return tf.Variable.SaveSliceInfo(
+        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
             full_name=self.table.name,
             full_shape=self.table.shape.as_list(), var_offset=offset,
             var_shape=shape).spec

@@ -22,7 +22,7 @@ class _BlockSaveable(_tf_private.SaveableObject):
     def __init__(self, block: blocks.Block, key: str):
         self._block = block
         self._key = key
-        self._fetch = None
+        self._fetch: tuple[str, tuple[_BlockSaveable, ...]] | None = None
         self._is_checked = False
         self._watcher = None
         super().__init__(None, [self._save_spec(block.spec())], key)
@@ -80,6 +80,7 @@ class _BlockSaveable(_tf_private.SaveableObject):
           tf.errors.DataLossError: If the file is damaged; or another of
             `tf.errors`, as of a part that is missing.
         """
+        assert self._fetch is not None
         path, table = self._fetch
         for one in table:
             one._fetched(path)
@@ -115,6 +116,7 @@ class _BlockSaveable(_tf_private.SaveableObject):
 
     def _check_in_graph(self) -> list[tf.Operation]:
         """Adds what `check` does; every write must come after its result."""
+        assert self._fetch is not None
         path, table = self._fetch
         checked: list[tf.Operation] = []
         for one in table:

@@ -65,12 +65,14 @@ class LogicalVariable(_tf_private.Trackable):
 
     def _exported_variable(self) -> tf.Variable:
         """The one variable that stands for the table in exported graphs."""
-        if self._saving_variable is None:
+        variable = self._saving_variable
+        if variable is None:
             with tf.init_scope():
-                self._saving_variable = _tf_private.UninitializedVariable(
+                variable = _tf_private.UninitializedVariable(
                     shape=self.shape, dtype=self.dtype, name=self.name,
                     trainable=self.trainable)
-        return self._saving_variable
+            self._saving_variable = variable
+        return variable
 
     def _keep_out_of_exports(self) -> None:
         """Makes the function being traced refuse to be exported as it is.
