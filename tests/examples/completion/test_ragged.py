@@ -34,10 +34,10 @@ def test_no_rows_are_no_rows():
 
 
 @pytest.mark.parametrize("module", [
-    "baselines", "corpus", "features", "ragged", "report", "settings",
-    "vocabulary"])
+    "baselines", "data.corpus", "data.features", "data.ragged",
+    "data.vocabulary", "report", "settings"])
 def test_the_examples_in_docstrings_are_true(module):
     found = doctest.testmod(
-        importlib.import_module(f"completion.data.{module}"))
+        importlib.import_module(f"completion.{module}"))
     assert found.attempted > 0
     assert found.failed == 0
