@@ -20,7 +20,7 @@ SEGMENTS = np.array([0, 0, 1, 1, 1, 1, 2, 3])
 # Whole numbers, all different: no rounding, and one largest in a segment.
 X = 1.0 + np.random.default_rng(0).permutation(32).reshape(8, 4).astype(
     np.float32)
-TWINS = {
+REFERENCES = {
     "ReverseV2": (lambda x: tf.reverse(x, [0]), lambda x: x[::-1]),
     "Roll": (lambda x: tf.roll(x, 1, 0), lambda x: np.roll(x, 1, 0)),
     "MatrixDiagPartV3": (tf.linalg.diag_part, np.diag),
@@ -57,7 +57,7 @@ def both_ways(op, x, upstream):
 
 
 def check(name, axes):
-    op, numpy_op = TWINS[name]
+    op, numpy_op = REFERENCES[name]
     mesh = mesh_of(batch=2, model=2)
     value = numpy_op(X)
     upstream = np.arange(value.size, dtype=np.float32).reshape(value.shape)
@@ -92,8 +92,8 @@ def main():
     assert enabled and set(enabled) <= set(policies.MISSING_OPS), enabled
     assert tlm.dtensor.enable_missing_ops() == ()
     assert all(map(_ops.native.has_expander, policies.MISSING_OPS))
-    assert TWINS.keys() | GRADIENTS == set(policies.MISSING_OPS)
-    for name in TWINS:
+    assert REFERENCES.keys() | GRADIENTS == set(policies.MISSING_OPS)
+    for name in REFERENCES:
         for axes in (("batch", "model"), (None, "batch"), ("model", None)):
             check(name, axes)
     pairs.assert_trains_alike(

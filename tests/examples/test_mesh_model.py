@@ -61,7 +61,7 @@ def assert_same_state(first, second):
 
 
 @pytest.fixture(scope="module")
-def twins():
+def refs():
     """Both, after three steps: even, uneven and with other negatives."""
     host = Completer(plan_of(), LOG_SHARES)
     mesh = MeshCompleter(plan_of(), LOG_SHARES, mesh_of(batch=2, model=2))
@@ -72,23 +72,23 @@ def twins():
 
 
 @pytest.mark.slow
-def test_losses_tables_tower_and_slots_are_equal(twins):
-    host, mesh, losses = twins
+def test_losses_tables_tower_and_slots_are_equal(refs):
+    host, mesh, losses = refs
     np.testing.assert_allclose(losses[0], losses[1], **TOLERANCE)
     assert_same_state(host, mesh)
     assert int(mesh.step) == 3
     assert int(mesh.optimizer.iterations) == 3
 
 
-def test_the_tower_is_sharded(twins):
-    axes = {w.path: axes_of(w) for w in twins[1].tower.weights}
+def test_the_tower_is_sharded(refs):
+    axes = {w.path: axes_of(w) for w in refs[1].tower.weights}
     assert axes["hidden/kernel"] == (None, "model")
     assert axes["query/kernel"] == ("model", None)
-    assert twins[1].layout_map.explain(twins[1].tower).ok
+    assert refs[1].layout_map.explain(refs[1].tower).ok
 
 
-def test_ranks_and_offers_are_equal(twins):
-    host, mesh, _ = twins
+def test_ranks_and_offers_are_equal(refs):
+    host, mesh, _ = refs
     features, target, *_ = batch(5, 7)
     np.testing.assert_allclose(
         host.scores(features), mesh.scores(features), **TOLERANCE)
@@ -98,8 +98,8 @@ def test_ranks_and_offers_are_equal(twins):
         host.complete(features, tf.constant(3))[1].numpy().tolist())
 
 
-def test_a_checkpoint_knows_of_no_mesh(twins, tmp_path):
-    host, mesh, _ = twins
+def test_a_checkpoint_knows_of_no_mesh(refs, tmp_path):
+    host, mesh, _ = refs
     mesh.before_save()
     path = tf.train.Checkpoint(**mesh.saved_parts()).write(
         str(tmp_path / "mesh"))

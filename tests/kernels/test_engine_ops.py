@@ -1,4 +1,4 @@
-"""The host engine's ops against a twin that keeps lists."""
+"""The host engine's ops against a reference that keeps lists."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import cases
-from tests.reference import host_engine as twin
+from tests.reference import host_engine as ref
 from tf_layoutmap import _ops
 
 InvalidArgument = tf.errors.InvalidArgumentError
@@ -16,10 +16,10 @@ FailedPrecondition = tf.errors.FailedPreconditionError
 CUTS = [cases.Cut("div", (0, 4, 7)), cases.Cut("mod", (0, 2, 4, 5))]
 DIMS = [3, 16]
 OPTIMIZERS = ["adagrad", "sgd"]
-FEATURES = [twin.Feature("clicked", 0, "mean"),
-            twin.Feature("text", 1, "sum", max_sequence_length=2),
-            twin.Feature("shown", 0, "sqrtn"),
-            twin.Feature("bag", 1, "sum")]
+FEATURES = [ref.Feature("clicked", 0, "mean"),
+            ref.Feature("text", 1, "sum", max_sequence_length=2),
+            ref.Feature("shown", 0, "sqrtn"),
+            ref.Feature("bag", 1, "sum")]
 HYPERPARAMETERS = [np.array([0.3], np.float32), np.array([0.5], np.float32)]
 
 
@@ -42,7 +42,7 @@ def attrs(**changes) -> dict:
 
 
 class Engine:
-    """The ops with their variables, and the twin beside them."""
+    """The ops with their variables, and the reference beside them."""
 
     def __init__(self, num_replicas=1, **changes):
         self.handle = _ops.create_host_engine(
@@ -55,8 +55,8 @@ class Engine:
             self.shards += cases.shard_variables(rows, cut)
             for slot in slots:
                 self.slots += cases.shard_variables(slot, cut)
-            tables.append(twin.Table(rows, OPTIMIZERS[t], slots))
-        self.twin = twin.HostEngine(
+            tables.append(ref.Table(rows, OPTIMIZERS[t], slots))
+        self.ref = ref.HostEngine(
             tables, FEATURES, num_replicas=num_replicas, max_pending_steps=2)
 
     def enqueue(self, replica, inputs, training=True):
@@ -90,8 +90,8 @@ class Engine:
         return [one.numpy() for one in self.shards + self.slots]
 
     def check(self):
-        """Everything the twin knows."""
-        model = self.twin
+        """Everything the reference knows."""
+        model = self.ref
         assert self.describe() == (
             [model.pending(r) for r in range(model.num_replicas)],
             model.awaiting, model.num_updates, model.poisoned)
@@ -152,7 +152,7 @@ def random_gradients(seed, num_samples=3):
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
 @pytest.mark.parametrize("form", ["ragged", "sparse", "dense"])
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
-def test_training_is_the_twins_to_the_bit(num_replicas, form, dtype):
+def test_training_is_the_refs_to_the_bit(num_replicas, form, dtype):
     engine = Engine(num_replicas)
     for step in range(5):
         batches = [random_batch(step * 10 + r) for r in range(num_replicas)]
@@ -163,21 +163,21 @@ def test_training_is_the_twins_to_the_bit(num_replicas, form, dtype):
                        for batch in batches]
         for r, batch in enumerate(batches):
             engine.enqueue(r, inputs_of(batch, dtype, form))
-            engine.twin.enqueue(r, True, batch)
+            engine.ref.enqueue(r, True, batch)
         for r in range(num_replicas):
             for found, expected in zip(
-                    engine.dequeue(r), engine.twin.dequeue(r), strict=True):
+                    engine.dequeue(r), engine.ref.dequeue(r), strict=True):
                 cases.same_bits(found, expected)
         for r in reversed(range(num_replicas)):
             gradients = random_gradients(step * 10 + r)
             engine.apply(r, gradients)
-            engine.twin.apply(r, gradients, HYPERPARAMETERS)
+            engine.ref.apply(r, gradients, HYPERPARAMETERS)
         engine.check()
 
 
 def real_and_model(engine, verb, replica, seed):
-    """The same call, to the ops and to the twin."""
-    model = engine.twin
+    """The same call, to the ops and to the reference."""
+    model = engine.ref
     if verb == "dequeue":
         return (lambda: engine.dequeue(replica),
                 lambda: model.dequeue(replica))
@@ -197,7 +197,7 @@ def real_and_model(engine, verb, replica, seed):
 
 
 @given(num_replicas=st.integers(1, 3), data=st.data())
-def test_calls_in_any_order_do_what_the_twin_does(num_replicas, data):
+def test_calls_in_any_order_do_what_the_ref_does(num_replicas, data):
     engine = Engine(num_replicas)
     calls = data.draw(st.lists(st.tuples(
         st.sampled_from(["enqueue", "enqueue", "dequeue", "apply", "apply",
@@ -207,7 +207,7 @@ def test_calls_in_any_order_do_what_the_twin_does(num_replicas, data):
         real, model = real_and_model(engine, verb, replica, seed)
         try:
             expected = model()
-        except twin.OrderError:
+        except ref.OrderError:
             with pytest.raises(FailedPrecondition):
                 real()
         except ValueError:
@@ -234,9 +234,9 @@ def test_a_step_in_a_function():
         return activations
 
     for _ in range(3):
-        engine.twin.enqueue(0, True, batch)
-        expected = engine.twin.dequeue(0)
-        engine.twin.apply(0, gradients, HYPERPARAMETERS)
+        engine.ref.enqueue(0, True, batch)
+        expected = engine.ref.dequeue(0)
+        engine.ref.apply(0, gradients, HYPERPARAMETERS)
         for found, wanted in zip(step(inputs, gradients), expected,
                                  strict=True):
             cases.same_bits(found, wanted)

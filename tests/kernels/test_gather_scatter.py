@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kernels import cases
 from tf_layoutmap import _ops
 
-TWINS = {
+REFERENCES = {
     "add": np.add.at, "sub": np.subtract.at, "mul": np.multiply.at,
     "min": np.minimum.at, "max": np.maximum.at,
     "div": None,  # Integers are cut towards zero, which numpy's are not.
@@ -69,14 +69,15 @@ def test_rows_come_in_the_order_of_ids(cut, dtype, id_type, row_shape,
 
 
 @settings(max_examples=250)
-@given(cases.cuts(), st.sampled_from(NUMBERS), st.sampled_from(list(TWINS)),
+@given(cases.cuts(), st.sampled_from(NUMBERS),
+       st.sampled_from(list(REFERENCES)),
        st.sampled_from([(), (3,), (2, 2)]), st.sampled_from([(6,), (2, 2)]),
        st.booleans(), st.integers(0, 99))
 def test_every_verb_equals_numpy(cut, dtype, verb, row_shape, ids_shape,
                                  is_scalar, seed):
     if dtype.is_complex and verb in ("min", "max"):
         return
-    twin = draw_table(dtype, cut.num_rows, row_shape, seed)
+    ref = draw_table(dtype, cut.num_rows, row_shape, seed)
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, cut.num_rows, ids_shape)
     # Powers of two divide exactly; up to two of them stay small in int8.
@@ -86,25 +87,25 @@ def test_every_verb_equals_numpy(cut, dtype, verb, row_shape, ids_shape,
             dtype.as_numpy_dtype)
     if verb == "mul" and dtype.size == 1:
         updates = np.ones_like(updates)
-    variables = cases.shard_variables(twin, cut)
+    variables = cases.shard_variables(ref, cut)
     scatter(variables, cut, ids, updates, verb)
-    (TWINS[verb] or divide_at)(twin, ids, updates)
-    np.testing.assert_array_equal(cases.joined(variables, cut), twin)
+    (REFERENCES[verb] or divide_at)(ref, ids, updates)
+    np.testing.assert_array_equal(cases.joined(variables, cut), ref)
 
 
 @settings(max_examples=30)
 @given(cases.cuts(), st.sampled_from(OTHERS), st.booleans(),
        st.integers(0, 99))
 def test_strings_and_bools_are_updated(cut, dtype, is_scalar, seed):
-    twin = draw_table(dtype, cut.num_rows, (2,), seed)
+    ref = draw_table(dtype, cut.num_rows, (2,), seed)
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, cut.num_rows, 4)
     updates = draw_table(dtype, 4, (2,), seed + 1)
     updates = updates[0, 0] if is_scalar else updates
-    variables = cases.shard_variables(twin, cut)
+    variables = cases.shard_variables(ref, cut)
     scatter(variables, cut, ids, tf.constant(updates), "update")
-    twin[ids] = updates
-    np.testing.assert_array_equal(cases.joined(variables, cut), twin)
+    ref[ids] = updates
+    np.testing.assert_array_equal(cases.joined(variables, cut), ref)
 
 
 @pytest.mark.parametrize("dtype, verb", [
@@ -128,11 +129,11 @@ def test_of_equal_ids_each_applies_in_order(num_ids, dim):
     ids = np.random.default_rng(1).integers(0, 10, num_ids)
     updates = cases.floats(num_ids, dim, seed=2)
     for verb in ("add", "update"):
-        twin = table.copy()
-        TWINS[verb](twin, ids, updates)
+        ref = table.copy()
+        REFERENCES[verb](ref, ids, updates)
         variables = cases.shard_variables(table, cut)
         scatter(variables, cut, ids, updates, verb)
-        cases.same_bits(cases.joined(variables, cut), twin)
+        cases.same_bits(cases.joined(variables, cut), ref)
 
 
 @pytest.mark.parametrize("bad_id", [-1, 10, 2**31 - 1, -(2**31)])
@@ -148,7 +149,7 @@ def test_a_bad_id_is_named_and_nothing_is_written(bad_id, id_type, num_ids):
              "with 10 rows")
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         gather(variables, cut, ids, tf.float32)
-    for verb in TWINS:
+    for verb in REFERENCES:
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             scatter(variables, cut, ids, np.ones((num_ids, 2), np.float32),
                     verb)

@@ -1,4 +1,4 @@
-"""LookupRows and ApplyRowGradients against their numpy twins."""
+"""LookupRows and ApplyRowGradients against references in numpy."""
 
 import functools
 
@@ -30,7 +30,7 @@ def in_graph(call, *tensors):
 
 @pytest.mark.parametrize("dim", cases.DIMS)
 @given(cut=cases.cuts(), data=st.data())
-def test_lookup_is_the_twins_to_the_bit(dim, cut, data):
+def test_lookup_is_the_refs_to_the_bit(dim, cut, data):
     table = cases.floats(cut.num_rows, dim)
     ids, row_splits = data.draw(cases.ragged(cut.num_rows))
     gains = cases.floats(len(ids), seed=1)
@@ -113,7 +113,7 @@ class Problem:
             "table": "ads", **self.cut.attrs(), **self.inputs, **changes}
         return _ops.apply_row_gradients(**arguments)
 
-    def twin(self):
+    def ref(self):
         apply.apply_row_gradients(
             self.table, self.slots, **self.inputs, optimizer=self.optimizer,
             hyperparameters=self.rate)
@@ -133,11 +133,11 @@ class Problem:
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("dim", cases.DIMS)
 @given(cut=cases.cuts(), data=st.data())
-def test_apply_is_the_twins_to_the_bit(dim, optimizer, cut, data):
+def test_apply_is_the_refs_to_the_bit(dim, optimizer, cut, data):
     ids, row_splits = data.draw(cases.ragged(cut.num_rows))
     problem = Problem(cut, ids, row_splits, optimizer=optimizer, dim=dim)
     problem.op()
-    problem.twin()
+    problem.ref()
     problem.check()
 
 
@@ -157,7 +157,7 @@ def test_apply_in_a_function(optimizer, dtype):
         problem.op(**dict(zip(names, tensors, strict=True)))
 
     in_graph(call, *problem.inputs.values())
-    problem.twin()
+    problem.ref()
     problem.check()
 
 
@@ -169,7 +169,7 @@ def test_apply_to_the_outputs_of_the_other_ops():
         ids, row_splits, 1 + cases.floats(6, seed=2), combiner="mean",
         num_rows=10)
     problem.op(**found._asdict())
-    problem.twin()
+    problem.ref()
     problem.check()
 
 
@@ -180,7 +180,7 @@ def test_a_held_value_stays_while_the_update_lands():
     before = [value.numpy().copy() for value in held]
     views = [value.numpy() for value in held]
     problem.op()
-    problem.twin()
+    problem.ref()
     problem.check()
     for value, view, expected in zip(held, views, before, strict=True):
         cases.same_bits(value, expected)
@@ -200,7 +200,7 @@ def test_a_held_value_stays_inside_a_function():
     before = [one.numpy().copy() for one in problem.variables]
     for value, expected in zip(step(), before, strict=True):
         cases.same_bits(value, expected)
-    problem.twin()
+    problem.ref()
     problem.check()
 
 

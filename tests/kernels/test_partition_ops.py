@@ -1,4 +1,4 @@
-"""AssignPartition, RouteIds and FindUniqueRows against their numpy twins."""
+"""AssignPartition, RouteIds and FindUniqueRows against references in numpy."""
 
 import functools
 

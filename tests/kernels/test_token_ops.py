@@ -61,7 +61,7 @@ def test_training_is_the_references_to_the_bit(num_replicas, dtype):
             for r in range(num_replicas):
                 batch = random_batch(step * 100 + call * 10 + r)
                 token, found = engine.open(r, batch, dtype)
-                its_token, expected = engine.twin.open(r, batch)
+                its_token, expected = engine.ref.open(r, batch)
                 opened.append((r, token, its_token, call))
                 for one, other in zip(found, expected, strict=True):
                     cases.same_bits(one, other)
@@ -78,7 +78,7 @@ def test_training_is_the_references_to_the_bit(num_replicas, dtype):
             followed.append((its_token, factor, gradients))
         for r in reversed(range(num_replicas)):
             engine.apply_followed(r, marks[r])
-        engine.twin.apply_followed(followed, HYPERPARAMETERS)
+        engine.ref.apply_followed(followed, HYPERPARAMETERS)
         engine.check()
 
 
@@ -86,16 +86,16 @@ def test_steps_in_order_and_by_token_leave_each_other_alone():
     engine = TokenEngine()
     batch, gradients = random_batch(1), random_gradients(1)
     engine.enqueue(0, inputs_of(batch))
-    engine.twin.enqueue(0, True, batch)
+    engine.ref.enqueue(0, True, batch)
     token, _ = engine.open(0, batch)
-    its_token, _ = engine.twin.open(0, batch)
+    its_token, _ = engine.ref.open(0, batch)
     engine.dequeue(0)
-    engine.twin.dequeue(0)
+    engine.ref.dequeue(0)
     engine.apply_followed(0, engine.follow(0, token, gradients))
-    engine.twin.apply_followed([(its_token, 1, gradients)], HYPERPARAMETERS)
+    engine.ref.apply_followed([(its_token, 1, gradients)], HYPERPARAMETERS)
     engine.check()
     engine.apply(0, gradients)
-    engine.twin.apply(0, gradients, HYPERPARAMETERS)
+    engine.ref.apply(0, gradients, HYPERPARAMETERS)
     engine.check()
 
 
@@ -114,8 +114,8 @@ def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
 
     for num_calls in (1, 3):
         step(tf.constant(num_calls))
-        engine.twin.apply_followed(
-            [(engine.twin.open(0, batch)[0], 1, gradients)
+        engine.ref.apply_followed(
+            [(engine.ref.open(0, batch)[0], 1, gradients)
              for _ in range(num_calls)], HYPERPARAMETERS)
         engine.check()
     assert engine.kept() == ([4], [0])

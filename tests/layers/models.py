@@ -1,4 +1,4 @@
-"""Small models whose gradients are known, and their dense twin in numpy.
+"""Small models whose gradients are known, and their dense reference in numpy.
 
 The loss of a sample is the sum of its rows, each times a row of `y`: so the
 gradient of a row is `y / num_samples`, summed over the places of its id.
@@ -64,7 +64,7 @@ def batches(num_batches, seed=1):
     return ids, y
 
 
-class DenseTwin:
+class DenseReference:
     """One table trained with the gradient of all of its rows."""
 
     def __init__(self, rule, rows=None, initial_accumulator=0.25):
@@ -86,12 +86,12 @@ class DenseTwin:
             self.step(ids[batch], y[batch] / NUM_SAMPLES)
 
 
-def assert_trained(layer, twin):
+def assert_trained(layer, ref):
     rows = layer.embeddings.numpy()
-    if twin.rule == "sgd":  # Whole numbers over powers of two: exact.
-        np.testing.assert_array_equal(rows, twin.rows)
+    if ref.rule == "sgd":  # Whole numbers over powers of two: exact.
+        np.testing.assert_array_equal(rows, ref.rows)
         return
     # A root and a quotient, each rounded once, in another order.
-    np.testing.assert_allclose(rows, twin.rows, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(rows, ref.rows, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(
-        layer.optimizer.accumulators.numpy(), twin.accumulators, rtol=2e-6)
+        layer.optimizer.accumulators.numpy(), ref.accumulators, rtol=2e-6)

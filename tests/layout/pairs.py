@@ -88,14 +88,14 @@ def assert_same_weights(first, second, *, but=(), **tolerance):
 
 def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=None,
                         **options):
-    """Trains both twins and compares losses, weights and slots."""
+    """Trains both models and compares losses, weights and slots."""
     optimizer = optimizer or (lambda: keras.optimizers.Adam(0.01))
-    twins = plain(make), on_mesh(make, axes, mesh)
-    histories = [fit(twin, x, optimizer=optimizer(), **options)
-                 for twin in twins]
+    refs = plain(make), on_mesh(make, axes, mesh)
+    histories = [fit(ref, x, optimizer=optimizer(), **options)
+                 for ref in refs]
     assert_alike(*histories)
-    assert_same_weights(*twins)
-    return twins[1]
+    assert_same_weights(*refs)
+    return refs[1]
 
 
 def assert_slots_lie_like_weights(model):

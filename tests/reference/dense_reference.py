@@ -1,4 +1,4 @@
-"""A dense twin of the embedding engine: one-hot matrices, a tape, an optimizer.
+"""A dense reference of the engine: one-hot matrices, a tape, an optimizer.
 
 Every feature becomes a matrix of gains `[num_samples, num_rows]` that
 multiplies the whole table; a tape differentiates the product; every row of

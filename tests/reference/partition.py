@@ -1,4 +1,4 @@
-"""Who owns a row: a twin that walks over the shards."""
+"""Who owns a row: a reference that walks over the shards."""
 
 import numpy as np
 

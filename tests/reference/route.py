@@ -1,4 +1,4 @@
-"""Scatter decomposition: a twin that fills one list per shard."""
+"""Scatter decomposition: a reference that fills one list per shard."""
 
 import numpy as np
 

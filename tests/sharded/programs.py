@@ -7,9 +7,9 @@ the same to a numpy array, and compares what was read and the whole table.
 import numpy as np
 import tensorflow as tf
 
-# The twin of each verb. Both round every result in the dtype, in the order of
+# What numpy does instead. Both round each result in the dtype, in the order of
 # ids, so tables are compared with ==.
-TWINS = {
+REFERENCES = {
     "add": np.add.at, "sub": np.subtract.at, "mul": np.multiply.at,
     "div": np.divide.at, "min": np.minimum.at, "max": np.maximum.at,
     # In numpy too, the last of equal ids stays.
@@ -18,7 +18,7 @@ TWINS = {
 FACTORS = ("mul", "div")
 READS = ("gather", "lookup", "unique", "row", "index", "slice", "mask",
          "gather_nd")
-WRITES = (*(f"scatter_{verb}" for verb in TWINS),
+WRITES = (*(f"scatter_{verb}" for verb in REFERENCES),
           *(f"scatter_nd_{verb}" for verb in (
               "add", "sub", "min", "max", "update")),
           "assign", "assign_add", "assign_sub", "slice_assign",
@@ -54,7 +54,7 @@ def values_of(rng, shape, dtype, choices=range(-4, 5)):
 
 
 class Program:
-    """A table, its twin, and how methods are called.
+    """A table, its reference, and how methods are called.
 
     Args:
       table: A table of ours.
@@ -64,8 +64,8 @@ class Program:
     """
 
     def __init__(self, table, seed, is_traced):
-        self.table, self.twin = table, table.numpy()
-        self._steps = steps_of(self.twin.dtype)
+        self.table, self.ref = table, table.numpy()
+        self._steps = steps_of(self.ref.dtype)
         self.rng = np.random.default_rng(seed)
         self.is_traced = is_traced
         self._functions = {}
@@ -76,25 +76,25 @@ class Program:
             step = self.rng.choice(self._steps)
             if step in READS:
                 found, wanted = self._read(step)
-                # Twins give single elements as scalars, strings as bytes.
+                # References give single elements as scalars, strings as bytes.
                 found, wanted = np.asarray(found.numpy()), np.asarray(
-                    wanted, self.twin.dtype)
+                    wanted, self.ref.dtype)
                 np.testing.assert_array_equal(found, wanted, err_msg=step)
                 assert found.shape == wanted.shape, step
                 continue
             self._write(step)
             np.testing.assert_array_equal(
-                self.table.numpy(), self.twin, err_msg=step)
-            if self.twin.dtype != np.object_:
+                self.table.numpy(), self.ref, err_msg=step)
+            if self.ref.dtype != np.object_:
                 self._keep_in_range()
         return num_steps
 
     def _keep_in_range(self):
-        magnitudes = np.abs(self.twin[self.twin != 0])
+        magnitudes = np.abs(self.ref[self.ref != 0])
         if magnitudes.size and not (
                 2.**-6 < magnitudes.min() <= magnitudes.max() < 2.**7):
-            self.twin = self._values(self.twin.shape)
-            self.table.assign(self.twin)
+            self.ref = self._values(self.ref.shape)
+            self.table.assign(self.ref)
 
     def _call(self, name, function, *args):
         args = [np.asarray(arg) for arg in args]
@@ -111,30 +111,30 @@ class Program:
         return self._functions[key](*args)
 
     def _ids(self, unique=False):
-        num_rows = len(self.twin)
+        num_rows = len(self.ref)
         num_ids = int(self.rng.integers(0, 9))
         ids = (self.rng.permutation(num_rows)[:num_ids] if unique
                else self.rng.integers(0, num_rows, num_ids))
         return ids.astype(self.rng.choice([np.int32, np.int64]))
 
     def _values(self, shape, verb="add"):
-        dtype = self.twin.dtype
+        dtype = self.ref.dtype
         if verb not in FACTORS:
             return values_of(self.rng, shape, dtype)
         return values_of(self.rng, shape, dtype, [1, 2, 3, -1] if np.dtype(
             dtype).kind in "iu" else [0.5, 1, 2, -1])
 
     def _bounds(self):
-        return self.rng.integers(-len(self.twin) - 2, len(self.twin) + 3, 2)
+        return self.rng.integers(-len(self.ref) - 2, len(self.ref) + 3, 2)
 
     def _tuples(self, depth):
-        shape = self.twin.shape[:depth]
+        shape = self.ref.shape[:depth]
         num = int(self.rng.integers(0, 7))
         return np.stack([self.rng.integers(0, size, num) for size in shape],
                         axis=1)
 
     def _read(self, step):
-        table, twin = self.table, self.twin
+        table, ref = self.table, self.ref
         ids = self._ids()
         if step == "slice":
             start, stop = self._bounds()
@@ -142,87 +142,87 @@ class Program:
             if self.is_traced:
                 return self._call(
                     step, lambda a, b, c: table[a:b:c], start, stop,
-                    stride), twin[start:stop:stride]
-            return table[start:stop:stride], twin[start:stop:stride]
+                    stride), ref[start:stop:stride]
+            return table[start:stop:stride], ref[start:stop:stride]
         if step == "row":
-            row = self.rng.integers(-len(twin), len(twin))
+            row = self.rng.integers(-len(ref), len(ref))
             found = (self._call(step, lambda i: table[i], row)
                      if self.is_traced else table[int(row)])
-            return found, twin[row]
+            return found, ref[row]
         if step == "mask":
-            mask = self.rng.random(len(twin)) < 0.4
-            return self._call(step, lambda m: table[m], mask), twin[mask]
+            mask = self.rng.random(len(ref)) < 0.4
+            return self._call(step, lambda m: table[m], mask), ref[mask]
         if step == "index":
             ids = ids - self.rng.integers(0, 2) * np.asarray(
-                len(twin), ids.dtype)
-            return self._call(step, lambda i: table[i], ids), twin[ids]
+                len(ref), ids.dtype)
+            return self._call(step, lambda i: table[i], ids), ref[ids]
         if step == "gather_nd":
-            depth = int(self.rng.integers(1, twin.ndim + 1))
+            depth = int(self.rng.integers(1, ref.ndim + 1))
             tuples = self._tuples(depth)
             return self._call(
                 f"{step}{depth}",
                 lambda i: table.gather_nd(tf.ensure_shape(i, [None, depth])),
-                tuples), twin[tuple(tuples.T)]
+                tuples), ref[tuple(tuples.T)]
         if len(ids) % 2 == 0:
             ids = ids.reshape(2, -1)
         read = {"gather": lambda i: tf.gather(table, i),
                 "lookup": lambda i: tf.nn.embedding_lookup(table, i),
                 "unique": lambda i: table.gather_rows(i, unique=True)}[step]
-        return self._call(step, read, ids), twin[ids]
+        return self._call(step, read, ids), ref[ids]
 
     def _write(self, step):
-        table, twin = self.table, self.twin
+        table, ref = self.table, self.ref
         if step.startswith("assign"):
-            value = self._values(twin.shape)
+            value = self._values(ref.shape)
             self._call(step, lambda v: getattr(table, step)(v) is None, value)
-            self.twin = (value if step == "assign" else
-                         twin + value if step == "assign_add" else
-                         twin - value)
+            self.ref = (value if step == "assign" else
+                         ref + value if step == "assign_add" else
+                         ref - value)
         elif step.startswith("scatter_nd"):
             verb = step.rpartition("_")[2]
-            depth = int(self.rng.integers(1, twin.ndim + 1))
+            depth = int(self.rng.integers(1, ref.ndim + 1))
             tuples = self._tuples(depth)
-            values = self._values((len(tuples), *twin.shape[depth:]))
+            values = self._values((len(tuples), *ref.shape[depth:]))
             self._call(f"{step}{depth}", lambda i, v: getattr(table, step)(
                 tf.ensure_shape(i, [None, depth]), v) is None, tuples, values)
-            TWINS[verb](twin, tuple(tuples.T), values)
+            REFERENCES[verb](ref, tuple(tuples.T), values)
         elif step.startswith("scatter"):
             verb = step.rpartition("_")[2]
             ids = self._ids()
-            shape = (ids.shape + twin.shape[1:]
+            shape = (ids.shape + ref.shape[1:]
                      if self.rng.random() < 0.8 else ())
             values = self._values(shape, verb)
             self._call(step, lambda i, v: getattr(table, step)(
                 tf.IndexedSlices(v, i)) is None, ids, values)
-            TWINS[verb](twin, ids, values)
+            REFERENCES[verb](ref, ids, values)
         elif step.startswith("slice_assign"):
             start, stop = self._bounds()
-            values = self._values(twin[start:stop].shape)
+            values = self._values(ref[start:stop].shape)
             method = "assign_add" if step.endswith("add") else "assign"
             self._call(step, lambda a, b, v: getattr(
                 table[a:b], method)(v) is None, start, stop, values)
             if method == "assign":
-                twin[start:stop] = values
+                ref[start:stop] = values
             else:
-                twin[start:stop] += values
+                ref[start:stop] += values
         elif step == "ids_assign":
             ids = self._ids()
-            values = self._values(ids.shape + twin.shape[1:])
+            values = self._values(ids.shape + ref.shape[1:])
             self._call(step, lambda i, v: table[i].assign(v) is None, ids,
                        values)
-            twin[ids] = values
+            ref[ids] = values
         elif step == "column_assign":
             start, stop = self._bounds()
-            if twin.ndim == 1:
+            if ref.ndim == 1:
                 return
-            column = int(self.rng.integers(0, twin.shape[1]))
+            column = int(self.rng.integers(0, ref.shape[1]))
             value = self._values(())
             self._call(f"{step}{column}", lambda a, b, v: table[
                 a:b, column].assign(v) is None, start, stop, value)
-            twin[start:stop, column] = value
+            ref[start:stop, column] = value
         else:
             ids = self._ids()
-            values = self._values(ids.shape + twin.shape[1:])
+            values = self._values(ids.shape + ref.shape[1:])
             self._call(step, lambda i, v: table.batch_scatter_update(
                 tf.IndexedSlices(v, i)) is None, ids, values)
-            twin[ids] = values
+            ref[ids] = values

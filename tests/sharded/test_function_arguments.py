@@ -39,15 +39,15 @@ def use(table, ids):
 @pytest.mark.parametrize("devices", [
     ["CPU:0"], ["CPU:1"], ["CPU:0", "CPU:1"], ["CPU:1", "CPU:0", "CPU:2"]])
 def test_a_function_does_what_eager_code_does(values, cut, devices):
-    table, twin = make(values, cut, devices), make(values, cut, None)
+    table, ref = make(values, cut, devices), make(values, cut, None)
     inner = tf.function(use)
     outer = tf.function(lambda table, ids: inner(table, ids))
     for function in (inner, outer):
-        expected = use(twin, tf.constant(IDS))
+        expected = use(ref, tf.constant(IDS))
         got = function(table, tf.constant(IDS))
         for one, other in zip(got, expected, strict=True):
             np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(table.numpy(), twin.numpy())
+        np.testing.assert_array_equal(table.numpy(), ref.numpy())
 
 
 def test_each_device_is_served_where_it_is(values):

@@ -166,10 +166,10 @@ def test_a_function_returns_a_table_as_its_value(values):
 def test_a_deep_copy_is_another_table(values):
     import copy
     table = make_table(values, [4, 6])
-    twin = copy.deepcopy(table)
-    twin.assign_add(np.ones((10, 2)))
+    ref = copy.deepcopy(table)
+    ref.assign_add(np.ones((10, 2)))
     np.testing.assert_array_equal(table.numpy(), values)
-    np.testing.assert_array_equal(twin.numpy(), values + 1)
+    np.testing.assert_array_equal(ref.numpy(), values + 1)
 
 
 @pytest.mark.parametrize("variables, error, words", [

@@ -1,4 +1,4 @@
-"""Two replicas calling in any order do what a twin of lists does."""
+"""Two replicas calling in any order do what a reference of lists does."""
 
 import contextlib
 import faulthandler
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests import strategies
-from tests.reference import host_engine as twin
+from tests.reference import host_engine as ref
 
 tpu = tf.tpu.experimental.embedding
 
@@ -47,8 +47,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
                     combiner="sum", name="words")), tpu.SGD(float(RATE[0])))
         self.embedding.build()
         [self.rows] = self.embedding.embedding_tables.values()
-        self.model = twin.HostEngine(
-            [twin.Table(ROWS.copy(), "sgd", [])], [twin.Feature("feature", 0)],
+        self.model = ref.HostEngine(
+            [ref.Table(ROWS.copy(), "sgd", [])], [ref.Feature("feature", 0)],
             num_replicas=NUM_REPLICAS, max_pending_steps=MAX_PENDING)
         self.saved = None
         self.sizes = {}
@@ -66,10 +66,10 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         return found[0]
 
     def both(self, real, model):
-        """The same call of embedding and twin; None if it is refused."""
+        """The same call of embedding and reference; None if it is refused."""
         try:
             expected = model()
-        except twin.OrderError:
+        except ref.OrderError:
             with without_a_hang(), pytest.raises(
                     tf.errors.FailedPreconditionError):
                 real()
@@ -98,7 +98,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         with without_a_hang(), pytest.raises(words):
             self.embedding.enqueue(
                 np.array([bad]), device=f"/device:CPU:{replica}")
-        with pytest.raises((ValueError, twin.OrderError)):
+        with pytest.raises((ValueError, ref.OrderError)):
             self.model.enqueue(replica, True, None, valid=False)
 
     @stateful.rule(replica=replica_ids)

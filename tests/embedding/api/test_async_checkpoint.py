@@ -54,11 +54,11 @@ def test_each_save_holds_what_was_trained_before_it(
         train(embedding)
         asynchronous.sync()
         saved.append(values_in(path))
-        twin = embedding_of()
+        ref = embedding_of()
         for _ in range(2 * step + 1):
-            train(twin)
+            train(ref)
         assert_same(saved[-1], values_in(tf.train.Checkpoint(
-            embedding=twin).write(str(tmp_path / "twin"))))
+            embedding=ref).write(str(tmp_path / "ref"))))
     asynchronous.restore(
         str(tmp_path / "async-1"), ASYNC).assert_existing_objects_matched()
     assert_same(values_in(tf.train.Checkpoint(embedding=embedding).write(

@@ -10,7 +10,7 @@ from tests.embedding import trainer
 from tests.embedding.trainer import Feature, Plan, Table
 from tests.reference.dense_reference import Bag
 
-# Roots and quotients round once each, in another order in the dense twin.
+# Roots and quotients round once each, in another order in the dense reference.
 ROUNDED = 1e-6
 
 

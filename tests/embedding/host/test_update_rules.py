@@ -369,23 +369,23 @@ def test_tables_have_optimizers_and_schedules_of_their_own():
         name: tpu.FeatureConfig(tpu.TableConfig(
             NUM_ROWS, DIM, tf.ones, make(), combiner="sum", name=name))
         for name, make in makers.items()}, tpu.FTRL(0.2))
-    twins = {
+    refs = {
         "a": reference.Table(np.ones([NUM_ROWS, DIM]), "SGD", 0.5),
         "b": reference.Table(np.ones([NUM_ROWS, DIM]), "Adam", 0.1),
         "c": reference.Table(np.ones([NUM_ROWS, DIM]), "FTRL", 0.2)}
     for step, (ids, gradients) in enumerate(zip(*batches(5))):
         rate.assign(0.5 / (1 + step))
-        twins["a"].learning_rate = 0.5 / (1 + step)
-        embedding.enqueue({name: ids for name in twins})
+        refs["a"].learning_rate = 0.5 / (1 + step)
+        embedding.enqueue({name: ids for name in refs})
         embedding.dequeue()
         embedding.apply_gradients(
-            {name: tf.constant(gradients) for name in twins})
-        for twin in twins.values():
-            twin.train(list(zip(ids, gradients)))
+            {name: tf.constant(gradients) for name in refs})
+        for ref in refs.values():
+            ref.train(list(zip(ids, gradients)))
     for config, rows in embedding.embedding_tables.items():
-        twin = twins[config.name]
+        ref = refs[config.name]
         slots = embedding.slot_variables[config]
         check_close(
             {"parameters": rows.numpy(),
              **{name: slot.numpy() for name, slot in slots.items()}},
-            {"parameters": twin.rows, **twin.slots})
+            {"parameters": ref.rows, **ref.slots})

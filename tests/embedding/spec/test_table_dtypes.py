@@ -57,7 +57,7 @@ def special_values():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_value_is_rounded_as_the_twin_rounds_it(dtype):
+def test_each_value_is_rounded_as_the_ref_rounds_it(dtype):
     values = special_values()
     embedding = embedding_of(dtype, rows=np.zeros_like(values))
     # From 0, a step of minus the value.

@@ -1,4 +1,4 @@
-"""Two emulated cores called in any order do what a twin of lists does.
+"""Two emulated cores called in any order do what a reference of lists does.
 
 In a process for this TPU (tests/emulation).
 """
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests.emulation import training
-from tests.reference import host_engine as twin
+from tests.reference import host_engine as ref
 
 # What waits for a call that does not come is an error after this time.
 PATIENCE_SECONDS = 0.1
@@ -91,8 +91,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         super().__init__()
         self.calls.start_anew()
         self.updates_before = _num_updates()
-        self.model = twin.HostEngine(
-            [twin.Table(ROWS.copy(), "sgd", [])], [twin.Feature("shown", 0)],
+        self.model = ref.HostEngine(
+            [ref.Table(ROWS.copy(), "sgd", [])], [ref.Feature("shown", 0)],
             num_replicas=NUM_CORES, max_pending_steps=32)
         self.folder = tempfile.TemporaryDirectory()
         self.saved = None
@@ -101,10 +101,10 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.folder.cleanup()
 
     def both(self, real, model):
-        """The same call of TPU and twin; None if it is refused."""
+        """The same call of TPU and reference; None if it is refused."""
         try:
             expected = model()
-        except twin.OrderError:
+        except ref.OrderError:
             with pytest.raises(WRONG_ORDER):
                 real()
             return None
@@ -127,7 +127,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
             self.calls.enqueue[core][True](tf.constant([0, bad], tf.int64))
         if is_ours:
             return
-        with pytest.raises((ValueError, twin.OrderError)):
+        with pytest.raises((ValueError, ref.OrderError)):
             self.model.enqueue(core, True, None, valid=False)
 
     @stateful.rule(core=cores)

@@ -134,16 +134,16 @@ def test_writes_files_for_another_number_of_hosts(kind):
 
 def test_an_asynchronous_save_holds_what_was_trained_before_it(
         kind, tmp_path):
-    embedding, twin = on_tpu(kind), host(1)
+    embedding, ref = on_tpu(kind), host(1)
     checkpoint = tf.train.Checkpoint(it=embedding)
     for step in range(3):
         training.train(STRATEGY, embedding, steps=[step])
         path = checkpoint.save(str(tmp_path / "it"), ASYNC)
-        train_host(twin, steps=[step])
-        wanted = training.values_of(twin)
+        train_host(ref, steps=[step])
+        wanted = training.values_of(ref)
         # The next step is under way while that one is written.
         training.train(STRATEGY, embedding, steps=[step], seed=1)
-        train_host(twin, steps=[step], seed=1)
+        train_host(ref, steps=[step], seed=1)
         checkpoint.sync()
         training.assert_same(training.values_in(path), wanted)
 

@@ -1,4 +1,4 @@
-"""AUC, log loss and click rates, beside slow and simple twins."""
+"""AUC, log loss and click rates, compared with slow and simple references."""
 
 import hypothesis.strategies as st
 import numpy as np

@@ -1,4 +1,4 @@
-"""Baselines and measures, beside slow and simple twins."""
+"""Baselines and measures, compared with slow and simple references."""
 
 import hypothesis.strategies as st
 import numpy as np

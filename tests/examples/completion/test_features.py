@@ -113,7 +113,7 @@ def test_recent_items_are_distinct_with_the_last_used_first():
         [0, 0, 0], [5, 0, 0]]
 
 
-def test_a_twin_stood_after_the_same_item_and_mark_in_the_same_file():
+def test_a_ref_stood_after_the_same_item_and_mark_in_the_same_file():
     words = [["a", "x", "a", "y", "a", "z"], ["a", "x"]]
     assert earlier_matches(make_corpus(words)).tolist() == [
         -1, -1, -1, 1, -1, 3, -1, -1]

@@ -25,9 +25,9 @@ def test_fit_takes_one_step_per_batch_and_distinct_row(
     ids, y = models.batches(3)
     compiled(model, run_eagerly=run_eagerly).fit(
         ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
-    twin = models.DenseTwin(rule)
-    twin.fit(ids, y)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.fit(ids, y)
+    models.assert_trained(layer, ref)
     assert int(layer.optimizer.iterations) == 3
 
 
@@ -37,9 +37,9 @@ def test_an_id_three_times_is_squared_after_it_is_summed(rule):
     ids = np.full([models.NUM_SAMPLES, models.LENGTH], 7)
     y = np.ones([*ids.shape, models.DIM], np.float32)
     compiled(model).train_on_batch(ids, y)
-    twin = models.DenseTwin(rule)
-    twin.fit(ids, y)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.fit(ids, y)
+    models.assert_trained(layer, ref)
     changed = np.any(layer.embeddings.numpy() != models.start_rows(), axis=1)
     assert np.flatnonzero(changed).tolist() == [7]
 
@@ -50,9 +50,9 @@ def test_several_steps_in_one_execution_are_several_steps(rule):
     ids, y = models.batches(4)
     compiled(model, steps_per_execution=2).fit(
         ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
-    twin = models.DenseTwin(rule)
-    twin.fit(ids, y)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.fit(ids, y)
+    models.assert_trained(layer, ref)
 
 
 def test_evaluate_and_predict_change_nothing():
@@ -78,9 +78,9 @@ def test_a_shared_layer_takes_one_step_with_the_sum_of_its_calls(rule):
     (ids, y), (more_ids, _) = models.batches(1), models.batches(1, seed=2)
     more_ids[0] = ids[0]
     compiled(model).train_on_batch([ids, more_ids], y)
-    twin = models.DenseTwin(rule)
-    twin.step(np.stack([ids, more_ids]), np.stack([y, y]) / len(ids))
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.step(np.stack([ids, more_ids]), np.stack([y, y]) / len(ids))
+    models.assert_trained(layer, ref)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -97,12 +97,12 @@ def test_a_loop_of_ones_own_trains_by_apply_gradients(rule, is_function):
 
     step = tf.function(step) if is_function else step
     ids, y = models.batches(3)
-    twin = models.DenseTwin(rule)
+    ref = models.DenseReference(rule)
     for start in range(0, len(ids), models.NUM_SAMPLES):
         batch = slice(start, start + models.NUM_SAMPLES)
         step(tf.constant(ids[batch]), tf.constant(y[batch]))
-        twin.step(ids[batch], y[batch] / models.NUM_SAMPLES)
-    models.assert_trained(layer, twin)
+        ref.step(ids[batch], y[batch] / models.NUM_SAMPLES)
+    models.assert_trained(layer, ref)
 
 
 def test_gradients_that_are_not_applied_change_nothing():
@@ -131,9 +131,9 @@ def test_gradients_summed_over_batches_by_hand_are_one_step(rule):
                 models.weighted_sum(y[batch], model(ids[batch])))
         total += tf.convert_to_tensor(tape.gradient(loss, weight))
     keras.optimizers.SGD().apply_gradients([(total, weight)])
-    twin = models.DenseTwin(rule)
-    twin.step(ids, y / models.NUM_SAMPLES)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.step(ids, y / models.NUM_SAMPLES)
+    models.assert_trained(layer, ref)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -151,11 +151,11 @@ def test_accumulated_gradients_are_one_step_with_their_mean(
              run_eagerly=run_eagerly)
     ids, y = models.batches(11)
     model.fit(ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
-    twin = models.DenseTwin(rule)
+    ref = models.DenseReference(rule)
     for start in (0, 16):  # Eight of the eleven batches.
         batch = slice(start, start + 4 * models.NUM_SAMPLES)
-        twin.step(ids[batch], y[batch] / models.NUM_SAMPLES / 4)
-    models.assert_trained(layer, twin)
+        ref.step(ids[batch], y[batch] / models.NUM_SAMPLES / 4)
+    models.assert_trained(layer, ref)
     assert int(layer.optimizer.iterations) == 2
     # And what waits for the next step is as large as its batches.
     assert layer.optimizer._accumulated_ids.shape[0] is None
@@ -178,9 +178,9 @@ def test_a_loss_scale_is_taken_out_again(rule, optimizer):
     ids, y = models.batches(2)
     compiled(model, optimizer=optimizer).fit(
         ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
-    twin = models.DenseTwin(rule)
-    twin.fit(ids, y)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.fit(ids, y)
+    models.assert_trained(layer, ref)
 
 
 def test_a_step_whose_scaled_gradients_overflow_is_skipped():
@@ -227,13 +227,13 @@ def test_a_table_that_is_also_the_output_gets_both_gradients(rule):
             layer.trainable_variables))
     start = models.start_rows()
     hidden = np.sum(start[ids] * y, axis=1)
-    twin = models.DenseTwin(rule)
+    ref = models.DenseReference(rule)
     # As output: each row gets the sum of `hidden`; as input: the sum of rows.
-    twin.step(np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
+    ref.step(np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
               np.concatenate([
                   (y * start.sum(axis=0)).reshape(-1, models.DIM),
                   np.tile(hidden.sum(axis=0), [models.NUM_ROWS, 1])]))
-    np.testing.assert_allclose(layer.embeddings.numpy(), twin.rows, rtol=2e-6)
+    np.testing.assert_allclose(layer.embeddings.numpy(), ref.rows, rtol=2e-6)
 
 
 def test_clipped_gradients_train_as_clipped():
@@ -244,9 +244,9 @@ def test_clipped_gradients_train_as_clipped():
     weights = model.trainable_variables
     clipped, norm = tf.clip_by_global_norm(tape.gradient(loss, weights), 1.0)
     keras.optimizers.Adam().apply_gradients(zip(clipped, weights))
-    twin = models.DenseTwin("sgd")
-    twin.step(ids, y / norm.numpy())
-    np.testing.assert_allclose(layer.embeddings.numpy(), twin.rows, rtol=1e-6)
+    ref = models.DenseReference("sgd")
+    ref.step(ids, y / norm.numpy())
+    np.testing.assert_allclose(layer.embeddings.numpy(), ref.rows, rtol=1e-6)
 
 
 def test_the_models_optimizer_keeps_nothing_of_the_table():
@@ -263,14 +263,14 @@ def test_the_models_optimizer_keeps_nothing_of_the_table():
     lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)])
 def test_without_its_own_the_models_optimizer_trains_it_as_one_weight(make):
     model, layer = models.make_model(None, num_shards=4)
-    # The dense twin: one-hot rows times one matrix, so no slices anywhere.
+    # The dense reference: one-hot rows times one matrix, so no slices anywhere.
     one_hot = keras.Input([models.LENGTH, models.NUM_ROWS])
     dense = keras.layers.Dense(models.DIM, use_bias=False)
-    twin = keras.Model(one_hot, dense(one_hot))
+    ref = keras.Model(one_hot, dense(one_hot))
     dense.kernel.assign(models.start_rows())
     ids, y = models.batches(4)
     for trained, x in ((model, ids),
-                       (twin, np.eye(models.NUM_ROWS, dtype="f")[ids])):
+                       (ref, np.eye(models.NUM_ROWS, dtype="f")[ids])):
         compiled(trained, optimizer=make()).fit(
             x, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
     assert np.any(layer.embeddings.numpy() != models.start_rows())

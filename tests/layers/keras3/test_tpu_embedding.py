@@ -61,7 +61,7 @@ def batches(num_batches):
             rng.integers(-4, 5, (size, 9)).astype(np.float32))
 
 
-def twins(x, y):
+def refs(x, y):
     """Both tables, trained batch by batch in float64."""
     words = reference.Table(WORDS, "SGD", 0.5)
     users = reference.Table(USERS, "Adagrad", 0.25,
@@ -104,7 +104,7 @@ def test_fit_takes_one_step_per_batch(num_shards, options):
     x, y = batches(3)
     fit(model, x, y)
     found = rows_of(model.get_layer("embedding"))
-    for name, rows in twins(x, y).items():
+    for name, rows in refs(x, y).items():
         np.testing.assert_allclose(found[name], rows, rtol=1e-6, atol=1e-6)
     embedding = model.get_layer("embedding").embedding
     assert embedding.stats()["num_updates"] == 3
@@ -139,7 +139,7 @@ def test_a_loop_of_ones_own_trains():
     gradients = tape.gradient(loss, layer.trainable_variables)
     np.testing.assert_array_equal(rows_of(layer)["words"], WORDS)
     optimizer.apply_gradients(zip(gradients, layer.trainable_variables))
-    for name, rows in twins(x, y).items():
+    for name, rows in refs(x, y).items():
         np.testing.assert_allclose(
             rows_of(layer)[name], rows, rtol=1e-6, atol=1e-6)
 
@@ -256,7 +256,7 @@ def test_what_an_optimizer_does_to_the_loss_leaves_no_trace(
     x, y = batches(2)
     fit(model, x, y)
     found = rows_of(model.get_layer("embedding"))
-    for name, rows in twins(x, y).items():
+    for name, rows in refs(x, y).items():
         np.testing.assert_allclose(found[name], rows, rtol=1e-6, atol=1e-6)
 
 
@@ -273,7 +273,7 @@ def test_a_scaled_loss_that_overflows_skips_the_step(run_eagerly):
     np.testing.assert_array_equal(
         rows_of(model.get_layer("embedding"))["words"], WORDS)
     fit(model, x, y)
-    for name, rows in twins(x, y).items():
+    for name, rows in refs(x, y).items():
         np.testing.assert_allclose(
             rows_of(model.get_layer("embedding"))[name], rows, rtol=1e-6,
             atol=1e-6)
@@ -285,7 +285,7 @@ def test_a_step_that_is_not_applied_is_forgotten():
     layer(x, training=True)
     model = compiled(make_model(layer))
     fit(model, x, y)
-    for name, rows in twins(x, y).items():
+    for name, rows in refs(x, y).items():
         np.testing.assert_allclose(
             rows_of(layer)[name], rows, rtol=1e-6, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""`models`, for tf_keras: the same numbers, and the same twin."""
+"""`models`, for tf_keras: the same numbers, and the same reference."""
 
 import numpy as np
 import tensorflow as tf

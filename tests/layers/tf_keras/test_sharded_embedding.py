@@ -26,9 +26,9 @@ def test_fit_takes_one_step_per_batch_and_distinct_row(
     model.compile("adam", tfk.weighted_sum, run_eagerly=run_eagerly)
     ids, y = models.batches(3)
     tfk.fit(model, ids, y)
-    twin = models.DenseTwin(rule)
-    twin.fit(ids, y)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.fit(ids, y)
+    models.assert_trained(layer, ref)
     assert int(layer.optimizer.iterations) == 3
     assert int(model.optimizer.iterations) == 3
 
@@ -40,9 +40,9 @@ def test_an_id_three_times_is_squared_after_it_is_summed(rule):
     y = np.ones([*ids.shape, models.DIM], np.float32)
     model.compile("sgd", tfk.weighted_sum)
     model.train_on_batch(ids, y)
-    twin = models.DenseTwin(rule)
-    twin.fit(ids, y)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference(rule)
+    ref.fit(ids, y)
+    models.assert_trained(layer, ref)
 
 
 @pytest.mark.parametrize("make", [
@@ -61,9 +61,9 @@ def test_the_models_optimizer_keeps_and_does_nothing_of_the_table(make):
     batch, y = models.batches(3)
     model.compile(make(), tfk.weighted_sum)
     tfk.fit(model, batch, y)
-    twin = models.DenseTwin("adagrad")
-    twin.fit(batch, y)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference("adagrad")
+    ref.fit(batch, y)
+    models.assert_trained(layer, ref)
     variables = model.optimizer.variables
     for variable in variables() if callable(variables) else variables:
         assert tuple(variable.shape) != tuple(layer.embeddings.shape)
@@ -84,12 +84,12 @@ def test_a_loop_of_ones_own_trains_by_apply_gradients(kind, is_function):
 
     step = tf.function(step) if is_function else step
     ids, y = models.batches(3)
-    twin = models.DenseTwin("adagrad")
+    ref = models.DenseReference("adagrad")
     for start in range(0, len(ids), models.NUM_SAMPLES):
         batch = slice(start, start + models.NUM_SAMPLES)
         step(tf.constant(ids[batch]), tf.constant(y[batch]))
-        twin.step(ids[batch], y[batch] / models.NUM_SAMPLES)
-    models.assert_trained(layer, twin)
+        ref.step(ids[batch], y[batch] / models.NUM_SAMPLES)
+    models.assert_trained(layer, ref)
 
 
 def test_nothing_trains_while_one_predicts_or_looks_at_gradients():
@@ -119,12 +119,12 @@ def test_a_loss_scale_is_taken_out_and_an_overflow_skips_the_step(wrap):
     model.compile(wrap(), tfk.weighted_sum)
     ids, y = models.batches(1)
     model.train_on_batch(ids, y / 1024)
-    twin = models.DenseTwin("sgd")
-    twin.fit(ids, y / 1024)
-    models.assert_trained(layer, twin)
+    ref = models.DenseReference("sgd")
+    ref.fit(ids, y / 1024)
+    models.assert_trained(layer, ref)
     y[2, 1, 0] = np.inf
     model.train_on_batch(ids, y)
-    models.assert_trained(layer, twin)
+    models.assert_trained(layer, ref)
     assert int(layer.optimizer.iterations) == 1
 
 
@@ -329,8 +329,8 @@ def test_a_layer_with_a_table_is_trained_by_fit(rule):
         tfk.weighted_sum)
     ids, y = models.batches(3)
     tfk.fit(model, ids, y)
-    twin = models.DenseTwin(rule)
-    twin.fit(ids, y)
+    ref = models.DenseReference(rule)
+    ref.fit(ids, y)
     assert len(model.trainable_weights) == 3
     np.testing.assert_allclose(
-        layer.table.numpy(), twin.rows, rtol=2e-6, atol=1e-6)
+        layer.table.numpy(), ref.rows, rtol=2e-6, atol=1e-6)

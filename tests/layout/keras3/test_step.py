@@ -16,7 +16,7 @@ X, Y = pairs.FEATURES, pairs.LABELS
 
 
 def both(run, make=pairs.dense_model, **options):
-    """Runs `run(model)` on both twins, compares, returns the second model."""
+    """Runs `run(model)` on both models, compares, returns the second."""
     first, second = pairs.plain(make), pairs.on_mesh(make, **options)
     pairs.assert_alike(run(first), run(second))
     pairs.assert_same_weights(first, second)

@@ -122,9 +122,9 @@ def test_a_copy_is_refused(variable):
 def test_a_copy_of_a_plain_variable_stays_plain(mesh):
     plain = keras.Variable(VALUE)
     with tlm.layout_map_scope(tlm.LayoutMap(mesh)):
-        twin = copy.copy(plain)
-    assert type(twin) is keras.Variable
-    np.testing.assert_array_equal(twin.numpy(), VALUE)
+        ref = copy.copy(plain)
+    assert type(ref) is keras.Variable
+    np.testing.assert_array_equal(ref.numpy(), VALUE)
 
 
 def test_repr_shows_the_value(variable):

@@ -64,7 +64,7 @@ def functional():
 
 
 def plain(make):
-    """A twin that draws the same random numbers."""
+    """A reference that draws the same random numbers."""
     experimental = tf_keras.backend.experimental
     tf_keras.utils.set_random_seed(3)
     experimental.enable_tf_random_generator()
@@ -106,16 +106,16 @@ def assert_alike(first, second, **tolerance):
 
 def assert_trains_alike(make, x=FEATURES, axes=AXES, mesh=None,
                         optimizer=lambda: "adam", tolerance=None, **options):
-    twins = plain(make), on_mesh(make, axes, mesh)
+    refs = plain(make), on_mesh(make, axes, mesh)
     histories = []
-    for twin in twins:
+    for ref in refs:
         # Subclassed models draw their weights at the first step.
         tf_keras.utils.set_random_seed(4)
-        histories.append(fit(twin, x, optimizer=optimizer(), **options))
+        histories.append(fit(ref, x, optimizer=optimizer(), **options))
     assert_alike(*histories, **(tolerance or {}))
-    for a, b in zip(*(twin.get_weights() for twin in twins), strict=True):
+    for a, b in zip(*(ref.get_weights() for ref in refs), strict=True):
         np.testing.assert_allclose(a, b, **(tolerance or TOLERANCE))
-    return twins
+    return refs
 
 
 @pytest.mark.parametrize("make", [Subclassed, dense, functional])

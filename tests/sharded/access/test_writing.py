@@ -25,18 +25,18 @@ INDICES = {
 @everywhere
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
 def test_an_indexed_part_is_assigned(placement, index):
-    twin = np.arange(30, dtype=np.float32).reshape(10, 3)
-    table = placed(twin, placement)
-    part = -np.arange(twin[index].size, dtype=np.float32).reshape(
-        twin[index].shape) * 0.5
+    ref = np.arange(30, dtype=np.float32).reshape(10, 3)
+    table = placed(ref, placement)
+    part = -np.arange(ref[index].size, dtype=np.float32).reshape(
+        ref[index].shape) * 0.5
     assert table[index].assign(part) is table
-    twin[index] = part
-    np.testing.assert_array_equal(table.numpy(), twin)
+    ref[index] = part
+    np.testing.assert_array_equal(table.numpy(), ref)
     table[index].assign_add(part)
-    twin[index] += part
+    ref[index] += part
     tf.function(lambda: table[index].assign_sub(2.) is None)()
-    twin[index] -= 2
-    np.testing.assert_array_equal(table.numpy(), twin)
+    ref[index] -= 2
+    np.testing.assert_array_equal(table.numpy(), ref)
 
 
 @pytest.mark.parametrize("index, value, error, words", [

@@ -79,9 +79,9 @@ def test_ids_have_any_shape(values, sizes, shape):
     for rows in (table.sparse_read(ids), unknown(ids)):
         np.testing.assert_array_equal(rows, values[ids])
     table.scatter_add(tf.IndexedSlices(np.ones((*shape, 2)), ids))
-    twin = values.copy()
-    np.add.at(twin, ids, 1)
-    np.testing.assert_array_equal(table.numpy(), twin)
+    ref = values.copy()
+    np.add.at(ref, ids, 1)
+    np.testing.assert_array_equal(table.numpy(), ref)
 
 
 @outside
