@@ -49,7 +49,9 @@ class _ReplacedName:
 
     def _set(self, value: Any) -> None:
         if value is not self.original:
-            setattr(self._owner, self._name, value)
+            is_static = isinstance(self._was, staticmethod)
+            setattr(self._owner, self._name,
+                    staticmethod(value) if is_static else value)
         elif self._was is _INHERITED:
             delattr(self._owner, self._name)
         else:

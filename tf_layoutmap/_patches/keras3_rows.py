@@ -6,10 +6,8 @@ GROUP = "keras3"
 _CODE, _TESTS = "layout.keras3.", "tests/layout/keras3/"
 
 
-def _row(owner: str, name: str, ours: str, why: str, test: str,
-         make: str | None = None) -> Patch:
-    return Patch(GROUP, owner, name, _CODE + ours, why, KERAS, _TESTS + test,
-                 make=make and _CODE + make)
+def _row(owner: str, name: str, ours: str, why: str, test: str) -> Patch:
+    return Patch(GROUP, owner, name, _CODE + ours, why, KERAS, _TESTS + test)
 
 
 def _backend(module: str, names: str, ours: str, why: str,
@@ -29,7 +27,7 @@ ROWS = [
          "test_variable.py"),
     _row("keras:layers.Layer", "__new__", "patches:new_layer",
          "A layer does not know the layout map that it was made under.",
-         "test_layers.py", "patches:make_new_layer"),
+         "test_layers.py"),
     _row("keras:layers.Layer", "__call__", "layer_calls:call",
          "Tensors from the host are not on the mesh of the weights.",
          "test_layer_calls.py"),

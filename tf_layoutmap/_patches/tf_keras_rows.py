@@ -7,11 +7,9 @@ _CODE = "layout.tf_keras."
 _PRIVATE = "_tf_keras_private:"
 
 
-def _row(owner: str, name: str, ours: str, why: str,
-         make: str | None = None) -> Patch:
+def _row(owner: str, name: str, ours: str, why: str) -> Patch:
     return Patch(GROUP, owner, name, ours if "." in ours else _CODE + ours,
-                 why, TF_KERAS, "tests/layout/tf_keras/test_models.py",
-                 make=make and _CODE + make)
+                 why, TF_KERAS, "tests/layout/tf_keras/test_models.py")
 
 
 _LAYER, _MODEL = "tf_keras:layers.Layer", "tf_keras:Model"
@@ -56,9 +54,9 @@ ROWS = [
     _row(_PRIVATE + "backend", "rnn", "layout.tf_ops.recurrent:rnn",
          "A loop over time ends the process in DTensor's compiler."),
     *(_row(f"{_PRIVATE}{kind.upper()}_MODULE",
-           f"{kind}_with_backend_selection", "patches:choose_implementation",
+           f"{kind}_with_backend_selection", f"patches:choose_{kind}",
            "A choice between functions for CPUs and GPUs ends the process in "
-           "DTensor's compiler.", f"patches:{kind}_without_gpu")
+           "DTensor's compiler.")
       for kind in ("lstm", "gru")),
     *(_row(_PRIVATE + "LAYOUT_MODULE", name, "patches:map_model",
            "tf_keras looks each name up in a map of its own kind.")

@@ -116,6 +116,18 @@ def _read_dense(feature, value, weight) -> FeatureIds:
         inner_shape=_inner_shape(sizes))
 
 
+def _read_weighted(feature, value, weight, kind, attribute):
+    """Positions of the ids, by the name of `attribute`, and their weights."""
+    positions = getattr(value, attribute)
+    if weight is None:
+        return positions, _no_weights()
+    feature_weights.check_type(feature, value, weight, kind)
+    weights = feature_weights.read_values(
+        feature, value.values, weight.values)
+    return feature_weights.same_positions(
+        feature, attribute, positions, getattr(weight, attribute)), weights
+
+
 def _read_sparse(feature, value, weight) -> FeatureIds:
     check_id_type(feature, value.dtype)
     rank = value.shape.rank or 2
@@ -123,14 +135,8 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
         raise ValueError(
             f"Sparse input {feature.name!r} must be of rank 2 or more, [..., "
             f"ids per sample]. Received: shape {value.shape}.")
-    indices = value.indices
-    weights = _no_weights()
-    if weight is not None:
-        feature_weights.check_type(feature, value, weight, tf.SparseTensor)
-        weights = feature_weights.read_values(
-            feature, value.values, weight.values)
-        indices = feature_weights.same_positions(
-            feature, "indices", indices, weight.indices)
+    indices, weights = _read_weighted(
+        feature, value, weight, tf.SparseTensor, "indices")
     sizes = [
         value.dense_shape[axis] if value.shape.rank is None
         or value.shape[axis] is None else value.shape[axis]
@@ -161,14 +167,8 @@ def _read_ragged(feature, value, weight) -> FeatureIds:
         raise ValueError(
             f"Ragged input {feature.name!r} must be of rank 2, [num_samples, "
             f"(ids)]. Received: shape {value.shape}.")
-    row_splits = value.row_splits
-    weights = _no_weights()
-    if weight is not None:
-        feature_weights.check_type(feature, value, weight, tf.RaggedTensor)
-        weights = feature_weights.read_values(
-            feature, value.values, weight.values)
-        row_splits = feature_weights.same_positions(
-            feature, "row_splits", row_splits, weight.row_splits)
+    row_splits, weights = _read_weighted(
+        feature, value, weight, tf.RaggedTensor, "row_splits")
     row_splits = tf.cast(row_splits, tf.int64)
     num_samples = _dimension(row_splits, 0) - 1
     return FeatureIds(ids=value.values, splits=row_splits,

@@ -1,6 +1,5 @@
 """Variables and layers of Keras that belong to the scope they are made in."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,15 +27,6 @@ def init_variable(original: Callable[..., Any], variable: Any, *args: Any,
             variable.__init__(*args, **kwargs)
             return
     original(variable, *args, **kwargs)
-
-
-def make_new_layer(original: Callable[..., Any], ours: Any) -> staticmethod:
-    """Returns `Layer.__new__`, a static method."""
-    @functools.wraps(original)
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return ours(cls, *args, **kwargs)
-
-    return staticmethod(new)
 
 
 def new_layer(original: Callable[..., Any], cls: type, *args: Any,

@@ -85,35 +85,23 @@ def assign_value(original: Callable[..., Any], variable: Any,
     return original(variable, value)
 
 
-def choose_implementation(original: Callable[..., Any],
-                          standard: Callable[..., Any], *args: Any,
-                          **kwargs: Any) -> Any:
+def choose_lstm(original: Callable[..., Any], *args: Any,
+                **kwargs: Any) -> Any:
     """tf_keras' choice of an implementation; on a mesh the standard one.
 
     It makes functions for CPUs and GPUs, among which a TensorFlow that places
     operations chooses. DTensor does not, and its compiler ends the process.
     """
-    chosen = standard if trace_context.traced_for_mesh() else original
+    on_mesh = trace_context.traced_for_mesh()
+    chosen = _tf_keras_private.LSTM_MODULE.standard_lstm if on_mesh else (
+        original)
     return chosen(*args, **kwargs)
 
 
-def lstm_without_gpu(original: Callable[..., Any],
-                     ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what chooses an implementation of LSTM."""
-    return _without_gpu(original, ours,
-                        _tf_keras_private.LSTM_MODULE.standard_lstm)
-
-
-def gru_without_gpu(original: Callable[..., Any],
-                    ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what chooses an implementation of GRU."""
-    return _without_gpu(original, ours,
-                        _tf_keras_private.GRU_MODULE.standard_gru)
-
-
-def _without_gpu(original: Callable[..., Any], ours: Callable[..., Any],
-                 standard: Callable[..., Any]) -> Callable[..., Any]:
-    def choose(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return ours(standard, *args, **kwargs)
-
-    return engine.around(original, choose)
+def choose_gru(original: Callable[..., Any], *args: Any,
+               **kwargs: Any) -> Any:
+    """The same choice for GRU."""
+    on_mesh = trace_context.traced_for_mesh()
+    chosen = _tf_keras_private.GRU_MODULE.standard_gru if on_mesh else (
+        original)
+    return chosen(*args, **kwargs)
