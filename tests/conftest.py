@@ -1,5 +1,6 @@
 """What all tests share. Cheap on purpose: TensorFlow is not imported here."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -36,6 +37,33 @@ def pytest_collection_modifyitems(config, items):
         files = {ROOT / file: -number for number, file in
                  enumerate(reversed(long_files()), 1)}
         items.sort(key=lambda item: files.get(item.path, 0))
+
+
+def pytest_collection_finish():
+    """Keeps what was imported out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def datasets_without_autotuning():
+    """Lets iterators of tf.data end at once.
+
+    One that autotunes waits at its end for a thread of its own, in one of
+    twenty cases for as long as it was used, at most for a minute: the thread
+    is woken before it can see that it was cancelled (TensorFlow 2.21).
+    """
+    data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
+    if data is None:
+        yield
+        return
+    options = sys.modules["tensorflow"].data.Options()
+    options.autotune.enabled = False
+    original = data.DatasetV2._apply_debug_options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data.DatasetV2, "_apply_debug_options",
+                      lambda dataset: original(dataset).with_options(options))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -152,6 +152,32 @@ def current_device() -> str:
     return _context().device_name
 
 
+# How the functions that this thread calls are optimized: for a mesh otherwise.
+for _name in ("config", "function_call_options"):
+    _private("eager.context", f"Context.{_name}")
+_FunctionCallOptions = _private("eager.context", "FunctionCallOptions")
+
+
+def function_call_options() -> Any:
+    """Returns the options of this thread's calls of functions.
+
+    TensorFlow makes another object of them when its configuration changes.
+    """
+    return _context().function_call_options
+
+
+def set_function_call_options(options: Any) -> None:
+    """Sets what `function_call_options` returns in this thread."""
+    _context().function_call_options = options
+
+
+def options_without_graph_optimizer(options: Any) -> Any:
+    """Returns the same options, but with Grappler switched off."""
+    config = type(_context().config).FromString(options.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return _FunctionCallOptions(options.executor_type, config)
+
+
 # How a ParameterServerStrategy divides variables: a shard is not divided again.
 _PARTITIONER = "_variable_partitioner"
 if _PARTITIONER not in _private(

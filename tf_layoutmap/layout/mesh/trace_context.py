@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout.mesh import pinning, step_errors
+from tf_layoutmap.layout.mesh import graph_optimizer, pinning, step_errors
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.mesh.prepare import prepare_process
 
@@ -37,7 +37,7 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     error = None
     before = _now()
     step_errors.complete_groups(mesh)
-    with dtensor.default_mesh(mesh):
+    with dtensor.default_mesh(mesh), graph_optimizer.switched_off():
         _scopes.now = mesh, batch_dim
         try:
             yield

@@ -1,0 +1,46 @@
+"""Functions for a mesh are compiled without Grappler, TensorFlow's optimizer.
+
+DTensor makes a function for each device, and Grappler optimizes each of them
+again. That takes about a third of the first step; later steps are as fast
+without it (`docs/benchmarks.md`).
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """Lets functions that are called in it be compiled without Grappler.
+
+    What a user chose with `tf.config.optimizer.set_experimental_options` is
+    kept as it is: `auto_mixed_precision`, for one, is a part of Grappler.
+    """
+    before = _tf_private.function_call_options()
+    if before is getattr(_thread, "without", None):
+        yield
+        return
+    # One object of TensorFlow's stands for one configuration.
+    if before is not getattr(_thread, "before", None):
+        _thread.before = before
+        _thread.without = (
+            before if _is_configured()
+            else _tf_private.options_without_graph_optimizer(before))
+    _tf_private.set_function_call_options(_thread.without)
+    try:
+        yield
+    finally:
+        # TensorFlow forgets the options when its configuration changes.
+        if _tf_private.function_call_options() is _thread.without:
+            _tf_private.set_function_call_options(before)
+
+
+def _is_configured() -> bool:
+    return any(tf.config.optimizer.get_experimental_options().values())
