@@ -103,6 +103,18 @@ _private("distribute.distribute_lib", "StrategyExtendedV2._scope")
 _private("eager.polymorphic_function.polymorphic_function", "Function")
 OWN_CREATORS = ("tensorflow.python.distribute", "tensorflow.python.eager")
 
+# All ops of this process, TensorFlow's and those of loaded libraries.
+_all_ops = _private("client.pywrap_tf_session", "TF_GetAllOpList")
+_buffer_of = _private("client.pywrap_tf_session", "TF_GetBuffer")
+_OpList = importlib.import_module(
+    "tensorflow.core.framework.op_def_pb2").OpList
+
+
+def registered_ops() -> Any:
+    """Returns the definitions of all ops (`OpDef`)."""
+    return _OpList.FromString(_buffer_of(_all_ops())).op
+
+
 # Whether an op is registered, before tf.dtensor is told anything about it.
 op_def_of = _private("framework.op_def_registry", "get")
 
@@ -245,6 +257,8 @@ def abort_cluster(why: str) -> None:
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
+gen_random_ops = _private("ops", "gen_random_ops")
+gen_stateless_random_ops_v2 = _private("ops", "gen_stateless_random_ops_v2")
 _HOLDERS = (gen_array_ops, _private("ops", "array_ops"), gen_linalg_ops,
             gen_nn_ops)
 for _module, _name, _arguments in (
@@ -258,7 +272,16 @@ for _module, _name, _arguments in (
         (gen_linalg_ops, "einsum", ("inputs", "equation")),
         (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
         (gen_nn_ops, "sparse_softmax_cross_entropy_with_logits",
-         ("features", "labels"))):
+         ("features", "labels")),
+        *((gen_random_ops, _name, ("seed", "seed2")) for _name in (
+            "random_standard_normal", "truncated_normal", "random_uniform",
+            "random_uniform_int", "random_gamma", "random_poisson_v2",
+            "multinomial", "random_shuffle",
+            "parameterized_truncated_normal")),
+        *((gen_stateless_random_ops_v2, _name, ("shape", "key")) for _name in (
+            "stateless_random_normal_v2", "stateless_truncated_normal_v2",
+            "stateless_random_uniform_v2", "stateless_random_uniform_int_v2",
+            "stateless_random_uniform_full_int_v2"))):
     _DTENSOR.check_method(_module, _name, *_arguments)
 
 
@@ -275,6 +298,13 @@ _private("ops.tensor_array_ops", "_GraphTensorArrayV2")
 _DTENSOR.check_method(while_v2, "while_loop", "cond", "body", "loop_vars",
                       "maximum_iterations", "return_same_structure")
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
+
+# Where all of TensorFlow's Python makes an operation of a function's graph: one
+# that DTensor refused to divide is given whole inputs there.
+FuncGraph = _private("framework.func_graph", "FuncGraph")
+_DTENSOR.check_method(
+    FuncGraph, "_create_op_internal", "op_type", "inputs", "dtypes",
+    "input_types", "name", "attrs", "op_def", "compute_device")
 
 # What makes DTensor's device when it is first used. Errors of one that keeps
 # queues can end the process.

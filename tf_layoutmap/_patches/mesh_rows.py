@@ -24,6 +24,21 @@ def _operation(module: str, name: str, raw: str, ours: str, why: str,
                           "tensorflow:compat.v1"))]
 
 
+def _random(module: str, ours: str, why: str, **names: str) -> list[Patch]:
+    """Rows of random operations: where Python makes them, and `tf.raw_ops`."""
+    rows = []
+    for name, raw in names.items():
+        made = (f"_tf_private:{module}", name)
+        common: dict[str, Any] = dict(
+            group=GROUP, ours=f"{_OPS}random_operations:{ours}", why=why,
+            seen_in=TENSORFLOW, test=_TESTS + "test_random_operations.py",
+            make=_OPS + "random_operations:correct")
+        rows += [Patch(owner=made[0], name=name, **common),
+                 Patch(owner="tensorflow:raw_ops", name=raw, base=made,
+                       **common)]
+    return rows
+
+
 _ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
 
 ROWS = [
@@ -78,6 +93,25 @@ ROWS = [
         _ARRAYS, "gather_v2", "GatherV2", "positions:gather",
         "With batch_dims, the gradient's shape is unknown to DTensor.",
         "test_positions.py"),
+    *_random(
+        "gen_random_ops", "seeded",
+        "Without a seed each device draws other numbers for one tensor.",
+        random_standard_normal="RandomStandardNormal",
+        truncated_normal="TruncatedNormal", random_gamma="RandomGamma",
+        random_poisson_v2="RandomPoissonV2", multinomial="Multinomial",
+        random_shuffle="RandomShuffle",
+        parameterized_truncated_normal="ParameterizedTruncatedNormal"),
+    *_random(
+        "gen_random_ops", "uniform", "DTensor refuses the operation.",
+        random_uniform="RandomUniform", random_uniform_int="RandomUniformInt"),
+    *_random(
+        "gen_stateless_random_ops_v2", "stateless",
+        "Each device draws its part with a seed of its own.",
+        stateless_random_normal_v2="StatelessRandomNormalV2",
+        stateless_truncated_normal_v2="StatelessTruncatedNormalV2",
+        stateless_random_uniform_v2="StatelessRandomUniformV2",
+        stateless_random_uniform_int_v2="StatelessRandomUniformIntV2",
+        stateless_random_uniform_full_int_v2="StatelessRandomUniformFullIntV2"),
     Patch(GROUP, "_tf_private:while_v2", "while_loop",
           _OPS + "loops:while_loop",
           "DTensor cannot place the lists of tensors that a loop keeps.",
@@ -87,6 +121,10 @@ ROWS = [
           "DTensor cannot place the list of tensors that an array is.",
           TENSORFLOW, _TESTS + "test_loops.py",
           make=_OPS + "loops:array_for_graphs"),
+    Patch(GROUP, "_tf_private:FuncGraph", "_create_op_internal",
+          _OPS + "computed_whole:create",
+          "DTensor refuses layouts of operations that it has a rule for.",
+          TENSORFLOW, _TESTS + "test_computed_whole.py"),
     Patch(GROUP, "_tf_private:dtensor_api", "reset_dtensor_device",
           "layout.mesh.step_errors:reset_device",
           "Errors stay on the queues of devices and can end the process.",

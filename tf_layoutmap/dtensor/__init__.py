@@ -6,14 +6,15 @@ from tf_layoutmap import _lazy
 
 _HOMES = {
     name: f"tf_layoutmap.dtensor.policies:{name}"
-    for name in ("POLICIES", "available", "enable_missing_ops", "register_op",
-                 "unavailable_reason")}
+    for name in ("POLICIES", "available", "register_op", "unavailable_reason")}
+_HOMES["enable_missing_ops"] = (
+    "tf_layoutmap.dtensor.missing_rules:enable_missing_ops")
 
 if TYPE_CHECKING:
+    from tf_layoutmap.dtensor.missing_rules import enable_missing_ops
     from tf_layoutmap.dtensor.policies import (
         POLICIES,
         available,
-        enable_missing_ops,
         register_op,
         unavailable_reason,
     )

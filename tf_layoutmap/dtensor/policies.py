@@ -22,16 +22,6 @@ _DONORS = {
 }
 POLICIES = tuple(_DONORS)
 
-# Stock ops that DTensor 2.21 refuses and that are right when every device
-# runs them on whole inputs.
-MISSING_OPS = ("ReverseV2", "Roll", "SegmentSum", "SegmentMean", "SegmentMax",
-               "SegmentMin", "SegmentProd", "MatrixDiagPartV3",
-               # The gradients of MatrixDiagPartV3.
-               "MatrixDiagV3", "MatrixSetDiagV3",
-               "DepthwiseConv2dNativeBackpropFilter",
-               "DepthwiseConv2dNativeBackpropInput", "AvgPoolGrad",
-               "AvgPool3DGrad")
-
 _registered: dict[str, str] = {}
 _lock = threading.Lock()
 
@@ -93,27 +83,3 @@ def register_op(name: str, policy: str) -> None:
                 f"whole process. Received: policy={policy!r}.")
         _ops.native.share_expander(name, _DONORS[policy])
         _registered[name] = policy
-
-
-def enable_missing_ops() -> tuple[str, ...]:
-    """Lets tf.dtensor run some stock ops it refuses, on whole inputs.
-
-    Each device then gathers the inputs and computes everything: correct, at
-    the cost of memory and time. Depthwise and separable convolutions and
-    average pooling train with it; call it before such a layer is built. It
-    holds for the whole process, so it is never on by default.
-
-    In a `tf.function`, results of the segment ops have an unknown number of
-    rows, with which most of DTensor refuses to go on, and gradients of the
-    largest, the smallest and the product need whole columns. Eagerly there
-    are no such limits.
-
-    Returns:
-      The ops that this call enabled; TensorFlow's own rules stay.
-    """
-    enabled = []
-    for name in MISSING_OPS:
-        if not _ops.native.has_expander(name):
-            register_op(name, "replicated")
-            enabled.append(name)
-    return tuple(enabled)

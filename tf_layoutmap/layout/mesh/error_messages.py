@@ -85,22 +85,51 @@ def explained(model: Any, kind: str,
         raise UnsupportedByDTensorError(sentence) from error
 
 
+def layer_of(name: str, model: Any) -> str | None:
+    """Returns the innermost layer of `model` that an operation is in.
+
+    Args:
+      name: Of the operation in the graph of a step.
+      model: Of Keras 3 or tf_keras.
+
+    Returns:
+      Its quoted name, or several where name scopes do not tell them apart;
+      None outside of layers.
+    """
+    layers = model._flatten_layers(include_self=False)
+    names = [layer.name for layer in layers]
+    for scope in reversed(name.split("/")[:-1]):
+        # TensorFlow numbers scopes that it enters again, so that dense_1
+        # may be `dense` as well.
+        found = sorted({f"{one!r}" for one in names if re.fullmatch(
+            re.escape(one) + r"(_\d+)?", scope)})
+        if found:
+            return " or ".join(found)
+    return None
+
+
+def stopped_at(error: str) -> str | None:
+    """Returns the type of operation that DTensor's compiler stopped at."""
+    found = _STOPPED_AT.search(error)
+    return None if found is None else found.group(1)
+
+
+def finding_of(error: str) -> str | None:
+    """Returns what DTensor's compiler found; None of another error."""
+    if _COMPILER not in error:
+        return None
+    # The position in the user's code comes first, then the finding.
+    finding = error.partition(" error: ")[2].partition("\n")[0] or (
+        error.partition("\n")[0])
+    return textwrap.shorten(finding, 160)
+
+
 def _where(op: str, model: Any, graph: Any) -> str:
     """Returns the layer in whose name scope a graph has `op`, in words."""
-    layers = [] if graph is None else [
-        layer for layer in model._flatten_layers(include_self=False)]
-    for operation in (
-            graph.get_operations() if graph is not None and layers else ()):
-        if operation.type != op:
-            continue
-        # From the inside: the innermost layer is the one to change.
-        for scope in reversed(operation.name.split("/")[:-1]):
-            # TensorFlow numbers scopes that it enters again, so that dense_1
-            # may be `dense` as well.
-            found = [f"{layer.name!r}" for layer in layers if re.fullmatch(
-                re.escape(layer.name) + r"(_\d+)?", scope)]
-            if found:
-                return f" in layer {' or '.join(found)}"
+    for operation in () if graph is None else graph.get_operations():
+        layer = operation.type == op and layer_of(operation.name, model)
+        if layer:
+            return f" in layer {layer}"
     return ""
 
 
@@ -114,17 +143,14 @@ def _sentence(error: str, model: Any, kind: str,
         return (f"DTensor has no {op} operation on a mesh; model "
                 f"{model.name!r} needs one{_where(op, model, graph())} to "
                 f"{kind}. {remedy}")
-    if _COMPILER not in error:
+    finding = finding_of(error)
+    if finding is None:
         return None
-    stopped_at = _STOPPED_AT.search(error)
-    op = "an operation" if stopped_at is None else (
-        f"a {stopped_at.group(1)} operation")
-    # The position in the user's code comes first, then the finding.
-    finding = error.partition(" error: ")[2].partition("\n")[0] or (
-        error.partition("\n")[0])
+    stopped = stopped_at(error)
+    op = "an operation" if stopped is None else f"a {stopped} operation"
     return (
         f"DTensor cannot divide {op} as the layouts of model {model.name!r} "
-        f"ask for; it needs one to {kind} ({textwrap.shorten(finding, 160)}). "
+        f"ask for; it needs one to {kind} ({finding}). "
         "Leave the "
         "dimension that the operation works along unsharded in the layout of "
         "the layer before it, or, in a layer, loss or metric of your own, "

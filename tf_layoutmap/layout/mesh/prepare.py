@@ -4,6 +4,7 @@ import warnings
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap._patches import engine
+from tf_layoutmap.dtensor import missing_rules, policies
 
 
 def prepare_process() -> None:
@@ -22,3 +23,5 @@ def prepare_process() -> None:
             "tlm.layout.to_mesh, before the first operation of "
             "tf.experimental.dtensor.", stacklevel=3)
     engine.ensure("mesh")
+    if policies.available():
+        missing_rules.enable_missing_ops()

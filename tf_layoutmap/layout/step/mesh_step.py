@@ -17,6 +17,7 @@ from tf_layoutmap.layout.mesh import (
     trace_context,
 )
 from tf_layoutmap.layout.processes.checks import ProcessChecks
+from tf_layoutmap.layout.step import refused_operations
 from tf_layoutmap.layout.variables import all_or_nothing
 
 
@@ -43,11 +44,18 @@ class MeshStep:
         self.checks = ProcessChecks(
             model, context.mesh, context.batch_dim, kind)
         self.model_step = getattr(model, f"{kind}_step")
+        # A strict map refuses what DTensor cannot divide.
+        self.is_strict = getattr(context.layout_map, "strict", False)
         self._is_prepared = False
-        run = self._run_whole if kind == "train" else self.run
+        self._refused = refused_operations.RefusedOperations()
+        self._run: Any = self._new_function()
+
+    def _new_function(self) -> Any:
+        """Returns what runs the step on a batch; traces it if it may."""
+        run = self._run_whole if self.kind == "train" else self.run
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
-        self._run: Any = run if model.run_eagerly else tf.function(
+        return run if self.model.run_eagerly else tf.function(
             run, autograph=self.autograph)
 
     def prepare(self, batch: Any) -> None:
@@ -83,9 +91,25 @@ class MeshStep:
             with trace_context.default_mesh(mesh, batch_dim), (
                     error_messages.explained(
                         self.model, self.kind, lambda: self._graph(batch))):
-                outputs = self._run(batch)
+                outputs = self._run_or_retrace(batch)
             # Errors of a step arrive with what is read of it.
             return self.map_structure(batches.to_host_tensor, outputs)
+
+    def _run_or_retrace(self, batch: Any) -> Any:
+        """Runs the step; traces it anew with more of it whole if refused.
+
+        DTensor refuses while it compiles, before anything is computed.
+        """
+        while True:
+            try:
+                with self._refused.marks.applied(self.context.mesh):
+                    return self._run(batch)
+            except tf.errors.OpError as error:
+                if self.model.run_eagerly or self.is_strict or (
+                        not self._refused.mark(
+                            error, lambda: self._graph(batch))):
+                    raise
+            self._run = self._new_function()
 
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`, or None without one."""

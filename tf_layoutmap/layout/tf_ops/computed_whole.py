@@ -1,0 +1,148 @@
+"""Operations that are computed whole, where DTensor refuses to divide them.
+
+DTensor has a rule for an operation, but refuses some layouts; which ones it
+finds is known only when it compiles a function. So a step that was refused is
+traced again with that operation marked: its inputs and its results are then
+given a layout that leaves samples, or all of it, whole.
+"""
+
+import contextlib
+import enum
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.tf_ops.known_values import is_shape, known
+
+# The attribute that carries an operation's name into the compiler's errors.
+NAME_ATTRIBUTE = "_layoutmap_name"
+# Operations without inputs that a layout could be asked of.
+_NEVER = frozenset(("Placeholder", "NoOp", "Const"))
+
+_thread = threading.local()
+
+
+class Extent(enum.IntEnum):
+    """How much of its inputs and results an operation gets whole."""
+
+    SAMPLES = 1
+    """All but the first dimension, which stays as it is."""
+    ALL = 2
+
+
+class Marks:
+    """The operations of one function that are computed whole.
+
+    Attributes:
+      extents: By name in the graph of the function.
+      refused: Whether the function was refused before, so that its operations
+        carry their names.
+    """
+
+    def __init__(self):
+        self.extents: dict[str, Extent] = {}
+        self.refused = False
+
+    @contextlib.contextmanager
+    def applied(self, mesh: Mesh) -> Iterator[None]:
+        """While open, functions that this thread traces heed these marks."""
+        before = getattr(_thread, "trace", None)
+        _thread.trace = _Trace(self, mesh) if self.refused else None
+        try:
+            yield
+        finally:
+            _thread.trace = before
+
+
+class _Trace:
+    """One trace of a function with marks.
+
+    Pinned results are made when they are first used: gradients of a result
+    are recorded after its operation is made.
+    """
+
+    def __init__(self, marks: Marks, mesh: Mesh):
+        self.marks = marks
+        self.mesh = mesh
+        # By the identity of a result, which the value keeps alive.
+        self.results: dict[int, list[Any]] = {}
+
+    def result(self, x: Any) -> Any:
+        """Returns an input, pinned if it is the result of a marked one."""
+        entry = self.results.get(id(x))
+        if entry is None:
+            return x
+        _, extent, pinned = entry
+        if pinned is None or pinned.graph is not x.graph:
+            entry[2] = pinned = _pinned(x, extent, self.mesh)
+        return pinned
+
+
+def create(original: Callable[..., Any], graph: Any, op_type: str,
+           inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """Makes an operation of a graph; pins inputs and results of marked ones.
+
+    Args:
+      original: `FuncGraph._create_op_internal`.
+      graph: The graph that the operation is for.
+      op_type: As in TensorFlow's registry.
+      inputs: Its inputs.
+      *args: `dtypes, input_types, name, attrs, op_def, compute_device`.
+      **kwargs: The same by name.
+    """
+    trace = getattr(_thread, "trace", None)
+    if trace is None or op_type in _NEVER:
+        return original(graph, op_type, inputs, *args, **kwargs)
+    given = dict(zip(("dtypes", "input_types", "name", "attrs", "op_def",
+                      "compute_device"), args)) | kwargs
+    name = given.get("name") or op_type
+    name = name[:-1] if name.endswith("/") else graph.unique_name(
+        name, mark_as_used=False)
+    extent = trace.marks.extents.get(name)
+    inputs = [trace.result(x) for x in inputs]
+    if extent is not None:
+        # What is relaid must not be relaid for it again.
+        _thread.trace = None
+        try:
+            inputs = [_pinned(x, extent, trace.mesh) for x in inputs]
+        finally:
+            _thread.trace = trace
+    given["attrs"] = {
+        **(given.get("attrs") or {}), NAME_ATTRIBUTE:
+        tf.compat.v1.AttrValue(s=name.encode())}
+    made = original(graph, op_type, inputs, **given)
+    if extent is not None:
+        for x in made.outputs:
+            trace.results[id(x)] = [x, extent, None]
+    return made
+
+
+def _pinned(x: Any, extent: Extent, mesh: Mesh) -> Any:
+    # DTensor folds what says positions and shapes, and must still know it.
+    if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x) or (
+            x.dtype.is_integer and known(x) is not None):
+        return x
+    before, _thread.trace = _thread.trace, None
+    try:
+        pin = pinning.whole if extent == Extent.ALL else pinning.whole_samples
+        return pin(x, mesh)
+    finally:
+        _thread.trace = before
+
+
+def named_alike(name: str, names: Sequence[str]) -> list[str]:
+    """Returns those of `names` that differ from `name` in numbers only.
+
+    The layers of a stack have the same operations: what is refused in one of
+    them is refused in all.
+    """
+    def shape(one: str) -> str:
+        return re.sub(r"_?\d+", "", one)
+
+    wanted = shape(name)
+    return [one for one in names if shape(one) == wanted]

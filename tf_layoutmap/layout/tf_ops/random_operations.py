@@ -1,0 +1,92 @@
+"""Random operations of TensorFlow on a mesh: the numbers of one device.
+
+DTensor lets each device draw its own part, with a seed of its own, or has no
+rule. Here every device draws all numbers from the same seed, and uses its part.
+"""
+
+import functools
+import inspect
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _ops, _tf_private
+from tf_layoutmap.layout.mesh import pinning, trace_context
+from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.tf_ops import correction
+
+dtensor = tf.experimental.dtensor
+
+_SHARED_SEED = "tf_layoutmap/seed_of_random_operations"
+_WAIT_SECONDS = 60.0
+_lock = threading.Lock()
+_drawn: list[int] = []
+
+
+def correct(original: Callable[..., Any],
+            ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `original`, and on a mesh `ours(mesh, ...)`.
+
+    Unlike `correction.correct` eagerly also where no input is on a mesh, but
+    the operation runs on one: all that it needs may be a shape.
+    """
+    by_inputs = correction.correct(original, ours)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            mesh = trace_context.mesh_of_operation()
+            if mesh is not None:
+                return ours(mesh, *args, **kwargs)
+        return by_inputs(*args, **kwargs)
+
+    return wrapper
+
+
+def uniform(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
+            **kwargs: Any) -> Any:
+    """Draws with an op of ours: DTensor refuses TensorFlow's by name."""
+    ours = (_ops.random_uniform_int if "maxval" in inspect.signature(
+        original).parameters else _ops.random_uniform)
+    return seeded(ours, mesh, **inspect.signature(original).bind(
+        *args, **kwargs).arguments)
+
+
+def seeded(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
+           **kwargs: Any) -> Any:
+    """Draws with the seeds that it is given, or with new ones.
+
+    Without seeds every device would draw other numbers for the same tensor.
+    """
+    bound = inspect.signature(original).bind(*args, **kwargs).arguments
+    if not bound.get("seed") and not bound.get("seed2"):
+        bound["seed"], bound["seed2"] = _new_seed(), _new_seed()
+    return pinning.whole(original(**bound), mesh)
+
+
+def stateless(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
+              **kwargs: Any) -> Any:
+    """Draws all numbers on every device."""
+    return pinning.whole(original(*args, **kwargs), mesh)
+
+
+def _new_seed() -> int:
+    """Returns a seed that is the same in all processes of a mesh."""
+    with _lock:
+        if not _drawn:
+            _drawn.append(_first_seed())
+        # A step of a Weyl sequence, as all processes take it.
+        _drawn[0] = (_drawn[0] + 0x9E3779B97F4A7C15) % 2**63
+        return _drawn[0] or 1
+
+
+def _first_seed() -> int:
+    """Returns a random number; of the first process where there are several."""
+    if dtensor.num_clients() == 1:
+        return secrets.randbits(63)
+    if dtensor.client_id() == 0:
+        _tf_private.set_cluster_value(_SHARED_SEED, str(secrets.randbits(63)))
+    return int(_tf_private.cluster_value(_SHARED_SEED, _WAIT_SECONDS))
