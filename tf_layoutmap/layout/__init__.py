@@ -7,6 +7,8 @@ from tf_layoutmap import _lazy
 _HOMES = {
     "DeviceMesh": "tf_layoutmap.layout.mesh.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
+    "LayoutMapWarning":
+        "tf_layoutmap.layout.step.computed_whole_report:LayoutMapWarning",
     "TensorLayout": "tf_layoutmap.layout.mesh.tensor_layout:TensorLayout",
     "default_mesh": "tf_layoutmap.layout.mesh.trace_context:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
     from tf_layoutmap.layout.mesh.trace_context import default_mesh
     from tf_layoutmap.layout.mesh.transfer import to_host, to_mesh
+    from tf_layoutmap.layout.step.computed_whole_report import LayoutMapWarning
     from tf_layoutmap.layout.visualize import visualize_layout
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
@@ -29,6 +32,7 @@ else:
 __all__ = [
     "DeviceMesh",
     "LayoutMap",
+    "LayoutMapWarning",
     "TensorLayout",
     "default_mesh",
     "self_check",

@@ -14,6 +14,7 @@ from tf_layoutmap.layout.mesh.layouts import mesh_sizes
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 from tf_layoutmap.layout.plan.variable_names import ObjectPaths
+from tf_layoutmap.layout.step import computed_whole_report
 
 
 def explain(layout_map: LayoutTable, model: Any) -> Explanation:
@@ -57,7 +58,8 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
     reports = tuple(_report(p) for p in assigned)
     unbuilt = tuple(
         layer.name for layer in model._flatten_layers() if not layer.built)
-    return Explanation(reports, _unused(layout_map, reports), sizes, unbuilt)
+    return Explanation(reports, _unused(layout_map, reports), sizes, unbuilt,
+                       computed_whole_report.of_model(model))
 
 
 def _report(assigned: assignments.LayoutAssignment) -> VariableReport:

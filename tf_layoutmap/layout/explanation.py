@@ -5,6 +5,7 @@ import io
 from typing import Any
 
 from tf_layoutmap import _deprecated
+from tf_layoutmap.layout.step.computed_whole_report import ComputedWhole
 
 # Rows of a printed table.
 _SHOWN = 200
@@ -52,12 +53,15 @@ class Explanation:
       unused: Keys that give no variable its layout, with the reason.
       mesh: Size of each mesh axis.
       unbuilt: Names of layers that have no weights yet.
+      computed_whole: Operations that every device computes whole, of the
+        steps that ran: a `ComputedWhole` each.
     """
 
     variables: tuple[VariableReport, ...]
     unused: dict[str, str]
     mesh: dict[str, int]
     unbuilt: tuple[str, ...]
+    computed_whole: tuple[ComputedWhole, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -129,6 +133,8 @@ class Explanation:
         if self.unbuilt:
             lines.append(
                 f"Not built yet, so not shown: {', '.join(self.unbuilt)}.")
+        lines += [f"Computed whole on every device: {one}."
+                  for one in self.computed_whole[:_SHOWN]]
         return rich.console.Group(
             table, *(rich.text.Text(line) for line in lines))
 

@@ -14,12 +14,9 @@ from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh.layouts import Layout
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.variable_names import LayerList, ObjectPaths
+from tf_layoutmap.layout.step.computed_whole_report import LayoutMapWarning
 
 _active = threading.local()
-
-
-class LayoutMapWarning(UserWarning):
-    """Keys of a layout map that match no variable."""
 
 
 class Registry:

@@ -17,7 +17,10 @@ from tf_layoutmap.layout.mesh import (
     trace_context,
 )
 from tf_layoutmap.layout.processes.checks import ProcessChecks
-from tf_layoutmap.layout.step import refused_operations
+from tf_layoutmap.layout.step import (
+    computed_whole_report,
+    refused_operations,
+)
 from tf_layoutmap.layout.variables import all_or_nothing
 
 
@@ -100,16 +103,38 @@ class MeshStep:
 
         DTensor refuses while it compiles, before anything is computed.
         """
+        if self.model.run_eagerly:
+            return self._run(batch)
         while True:
+            traces = self._run.experimental_get_tracing_count()
             try:
                 with self._refused.marks.applied(self.context.mesh):
-                    return self._run(batch)
+                    if self.is_strict:
+                        self._refuse_whole_operations(batch)
+                    outputs = self._run(batch)
             except tf.errors.OpError as error:
-                if self.model.run_eagerly or self.is_strict or (
-                        not self._refused.mark(
-                            error, lambda: self._graph(batch))):
+                if self.is_strict or not self._refused.mark(
+                        error, lambda: self._graph(batch)):
                     raise
-            self._run = self._new_function()
+                self._run = self._new_function()
+                continue
+            if self._run.experimental_get_tracing_count() > traces:
+                computed_whole_report.note(
+                    self._computed_whole(batch), self.model, self.kind)
+            return outputs
+
+    def _computed_whole(self, batch: Any) -> tuple[Any, ...]:
+        return computed_whole_report.find(
+            self._graph(batch), self.model, self._refused.why)
+
+    def _refuse_whole_operations(self, batch: Any) -> None:
+        self._run.get_concrete_function(batch)
+        found = self._computed_whole(batch)
+        if found:
+            raise error_messages.UnsupportedByDTensorError(
+                computed_whole_report.sentence(found, self.model, self.kind) +
+                " A LayoutMap with strict=False lets every device compute them "
+                "whole.")
 
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`, or None without one."""

@@ -1,0 +1,123 @@
+"""What every device computes whole in a step, named and counted for users."""
+
+import dataclasses
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.dtensor import missing_rules
+from tf_layoutmap.layout.mesh import error_messages
+from tf_layoutmap.layout.tf_ops.known_values import is_shape
+
+_SHOWN = 8
+
+
+class LayoutMapWarning(UserWarning):
+    """A layout map that does something else than its keys say.
+
+    Keys that match no variable, and operations that every device computes
+    whole.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedWhole:
+    """An operation that every device computes whole.
+
+    Attributes:
+      operation: Its type, as `"GatherV2"`.
+      layer: Quoted name of the innermost layer it is in; None outside of
+        layers.
+      why: What DTensor says, or that it has no rule.
+      bytes_per_device: Of its inputs and results, as far as their sizes are
+        known.
+      count: How many such operations there are in the layer.
+    """
+
+    operation: str
+    layer: str | None
+    why: str
+    bytes_per_device: int
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f"{self.count} " if self.count > 1 else ""
+        where = f" in layer {self.layer}" if self.layer else ""
+        return (f"{times}{self.operation}{where} ({self.why}; "
+                f"{self.bytes_per_device / 1024:.1f} KiB per device)")
+
+
+def find(graph: Any, model: Any,
+         why_refused: Callable[[str], str | None]) -> tuple[ComputedWhole, ...]:
+    """Returns what every device computes whole in the graph of a step.
+
+    Args:
+      graph: Of a step on a mesh.
+      model: Of Keras 3 or tf_keras, whose layers are named.
+      why_refused: What DTensor said of an operation, by its name; None of one
+        that it divides.
+
+    Returns:
+      One entry for each operation, layer and reason, the largest first.
+    """
+    found: dict[tuple, ComputedWhole] = {}
+    for op in graph.get_operations():
+        why = why_refused(op.name)
+        if why is None and missing_rules.is_computed_whole(op.type) and not all(
+                map(is_shape, op.inputs)):
+            why = "DTensor has no rule for it"
+        if why is None:
+            continue
+        layer = error_messages.layer_of(op.name, model)
+        size = sum(map(_num_bytes, [*op.inputs, *op.outputs]))
+        key = op.type, layer, why
+        so_far = found.get(key, ComputedWhole(*key, 0, 0))
+        found[key] = dataclasses.replace(
+            so_far, bytes_per_device=so_far.bytes_per_device + size,
+            count=so_far.count + 1)
+    return tuple(sorted(
+        found.values(), key=lambda one: -one.bytes_per_device))
+
+
+def sentence(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> str:
+    """Returns what is computed whole, in words."""
+    shown = "; ".join(map(str, found[:_SHOWN]))
+    if len(found) > _SHOWN:
+        shown += f"; and {len(found) - _SHOWN} more"
+    return (f"To {kind}, model {model.name!r} needs operations that DTensor "
+            f"cannot divide as the layouts ask for: {shown}.")
+
+
+# What the steps of a model were found to compute whole, by kind of step.
+_of_models: weakref.WeakKeyDictionary[
+    Any, dict[str, tuple[ComputedWhole, ...]]] = weakref.WeakKeyDictionary()
+
+
+def of_model(model: Any) -> tuple[ComputedWhole, ...]:
+    """Returns what the steps of `model` that ran compute whole."""
+    kinds = _of_models.get(model, {})
+    return tuple(dict.fromkeys(
+        one for kind in sorted(kinds) for one in kinds[kind]))
+
+
+def note(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
+    """Notes what a step computes whole; warns when there is something new."""
+    kinds = _of_models.setdefault(model, {})
+    is_new = not set(found) <= set(kinds.get(kind, ()))
+    kinds[kind] = found
+    if is_new:
+        warnings.warn(
+            sentence(found, model, kind) + " Every device computes them whole: "
+            "the numbers are right, at the cost of this memory. "
+            "layout_map.explain(model) lists them; a LayoutMap with "
+            "strict=True refuses them.", LayoutMapWarning, stacklevel=4)
+
+
+def _num_bytes(x: Any) -> int:
+    if not x.shape.is_fully_defined() or x.dtype in (tf.resource, tf.variant):
+        return 0
+    return int(np.prod(x.shape.as_list(), dtype=np.int64)) * x.dtype.size
