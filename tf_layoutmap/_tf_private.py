@@ -95,6 +95,10 @@ VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 ResourceVariable = _private(
     "ops.resource_variable_ops", "ResourceVariable")
 
+# The methods that write to one; on a mesh each device would.
+for _name in ("assign", "assign_add", "assign_sub"):
+    _private("ops.resource_variable_ops", f"ResourceVariable.{_name}")
+
 # The creators of `tf.variable_creator_scope`: the user's are asked for a table;
 # those of these modules, a strategy's or a function's, are left out.
 variable_creators_of = _private(
@@ -289,6 +293,14 @@ def has_dtensor_device() -> bool:
     """Whether DTensor's device is made, which happens at its first use."""
     return dtensor_api._dtensor_singleton is not None
 
+
+# Where all of TensorFlow's Python runs an eager operation, the fast way and the
+# general one, and what the fast one raises: DTensor refuses tensors of the host.
+pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
+_private("pywrap_tfe", "TFE_Py_FastPathExecute")
+_private("pywrap_tfe", "TFE_Py_Execute")
+OperationFailed = _private("eager.core", "_NotOkStatusException")
+FastWayRefused = _private("eager.core", "_FallbackException")
 
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
