@@ -295,7 +295,8 @@ def has_dtensor_device() -> bool:
 
 
 # Where all of TensorFlow's Python runs an eager operation, the fast way and the
-# general one, and what the fast one raises: DTensor refuses tensors of the host.
+# general one, and what the fast one raises. DTensor refuses tensors of the host
+# there.
 pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
 _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
