@@ -54,6 +54,11 @@ BaseTrainer = _private("trainers.trainer", "Trainer")
 TFEpochIterator = _private("backend.tensorflow.trainer", "TFEpochIterator")
 _private("backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration")
 
+# What an epoch iterates over, made of arrays or by the user.
+_private("backend.tensorflow.trainer", "TFEpochIterator._get_iterator")
+ArrayDataAdapter = _private(
+    "trainers.data_adapters.array_data_adapter", "ArrayDataAdapter")
+
 # Where every optimizer learns its variables and gets its gradients.
 BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
 

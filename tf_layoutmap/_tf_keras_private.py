@@ -50,6 +50,11 @@ for _name in ("lstm", "gru"):
 DataHandler = _NAMES.find("engine.data_adapter", "DataHandler")
 _NAMES.check_method(DataHandler, "catch_stop_iteration")
 
+# Where the dataset of a `fit` is made, of arrays or of what the user has.
+_NAMES.check_method(DataHandler, "_configure_dataset_and_inferred_steps")
+TensorLikeDataAdapter = _NAMES.find(
+    "engine.data_adapter", "TensorLikeDataAdapter")
+
 # Where an optimizer makes its variables and what it does in a step.
 Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
 LossScaleOptimizer = _NAMES.find(

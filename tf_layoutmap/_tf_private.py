@@ -87,6 +87,10 @@ TensorFlowShardedVariable = _private(
 UninitializedVariable = _private(
     "ops.resource_variable_ops", "UninitializedVariable")
 
+# Where the handle of a variable is made, with a name for messages.
+gen_resource_variable_ops = _private("ops", "gen_resource_variable_ops")
+_DTENSOR.check_method(gen_resource_variable_ops, "var_handle_op", "debug_name")
+
 # What tf.function keeps of a shard that is passed as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
@@ -94,6 +98,10 @@ VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 # is mirrored, and the tables of an embedding are one copy on the host.
 ResourceVariable = _private(
     "ops.resource_variable_ops", "ResourceVariable")
+
+# The methods that write to one; on a mesh each device would.
+for _name in ("assign", "assign_add", "assign_sub"):
+    _private("ops.resource_variable_ops", f"ResourceVariable.{_name}")
 
 # The creators of `tf.variable_creator_scope`: the user's are asked for a table;
 # those of these modules, a strategy's or a function's, are left out.
@@ -319,6 +327,15 @@ def has_dtensor_device() -> bool:
     """Whether DTensor's device is made, which happens at its first use."""
     return dtensor_api._dtensor_singleton is not None
 
+
+# Where all of TensorFlow's Python runs an eager operation, the fast way and the
+# general one, and what the fast one raises. DTensor refuses tensors of the host
+# there.
+pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
+_private("pywrap_tfe", "TFE_Py_FastPathExecute")
+_private("pywrap_tfe", "TFE_Py_Execute")
+OperationFailed = _private("eager.core", "_NotOkStatusException")
+FastWayRefused = _private("eager.core", "_FallbackException")
 
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")

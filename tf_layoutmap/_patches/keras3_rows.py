@@ -51,6 +51,9 @@ ROWS = [
           "layout.processes.epoch:of_epoch",
           "Other processes wait for a batch that does not come.",
           KERAS, "tests/layout/processes/test_checks.py"),
+    _row("_keras_private:TFEpochIterator", "_get_iterator",
+         "step:data_of_epoch",
+         "The end of data that autotunes can take a minute.", "test_step.py"),
     _row("_keras_private:BaseOptimizer", "build", "optimizers:build",
          "Slot variables are whole on every device.", "test_optimizers.py"),
     # Which of them scales losses looks at all gradients first.

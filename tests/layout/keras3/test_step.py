@@ -452,3 +452,24 @@ def test_the_batch_axis_may_be_named():
         model = pairs.plain(pairs.dense_model)
     history = pairs.fit(model)
     pairs.assert_alike(pairs.fit(pairs.plain(pairs.dense_model)), history)
+
+
+def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
+    seen = []
+    iterate = tf.data.Dataset.__iter__
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", lambda data: seen.append(
+        data.options().autotune.enabled) or iterate(data))
+
+    def runs(model, *data):
+        seen.clear()
+        pairs.fit(model, *data, epochs=1, batch_size=None if data else 8,
+                  validation_data=data or (X, Y))
+        model.predict(data[0].map(lambda x, y: x) if data else X, verbose=0)
+        return set(seen)
+
+    spread = pairs.on_mesh(pairs.dense_model)
+    assert runs(spread) == {False}
+    own = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    assert runs(spread, own, None) == {None}
+    # Of another model, from now on.
+    assert runs(pairs.plain(pairs.dense_model)) == {None}

@@ -1,5 +1,7 @@
 """tf_keras models under the same scope as those of Keras 3."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -382,3 +384,65 @@ def test_models_outside_of_the_scope_are_left_alone():
     fit(model, epochs=1)
     assert not any(isinstance(w, tf.experimental.dtensor.DVariable)
                    for w in model.weights)
+
+
+class Holding(layers.Layer):
+    """Holds tensors of the host, and one variable where nobody looks."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.constant(np.linspace(0, 1, 64).reshape(8, 8),
+                                 tf.float32)
+        self.mask = tf.range(300) % 2 == 0
+        self.hidden = types.SimpleNamespace(count=tf.Variable(0))
+
+    def call(self, x, training=False):
+        if training == "count":
+            self.hidden.count.assign_add(1)
+        return x @ self.table + tf.cast(self.mask[2], x.dtype)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_tensors_that_layers_hold_are_on_the_mesh(eager):
+    def make():
+        return sequential(
+            layers.Normalization(mean=np.arange(8.0) / 8,
+                                 variance=np.arange(1.0, 9.0)),
+            Holding(), layers.Dense(16, activation="tanh", name="d1"))
+
+    def losses(model):
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, run_eagerly=eager)
+        return ([model.train_on_batch(FEATURES, LABELS) for _ in range(4)],
+                model.evaluate(FEATURES, LABELS, verbose=0),
+                model.predict(FEATURES, verbose=0), model(FEATURES).numpy())
+
+    assert_alike(losses(plain(make)), losses(on_mesh(make)), rtol=1e-6,
+                 atol=1e-6)
+
+
+def test_a_variable_of_the_host_that_a_step_writes_to_is_refused():
+    layer = Holding()
+    model = on_mesh(lambda: sequential(
+        layer, layers.Lambda(lambda x: layer(x, training="count")),
+        layers.Dense(16, name="d1")))
+    with pytest.raises(RuntimeError, match="`assign_add` of tf.Variable"):
+        fit(model, epochs=1)
+    model(FEATURES)
+    assert layer.hidden.count.numpy() == 1
+
+
+def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
+    seen = []
+    iterate = tf.data.Dataset.__iter__
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", lambda data: seen.append(
+        data.options().autotune.enabled) or iterate(data))
+    data = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).batch(4)
+    for model, x, y, enabled in (
+            (on_mesh(dense), FEATURES, LABELS, False),
+            (on_mesh(dense), data, None, None),
+            (plain(dense), FEATURES, LABELS, None)):
+        seen.clear()
+        fit(model, x, y=y, epochs=1)
+        model.evaluate(x, y, verbose=0)
+        assert set(seen) == {enabled}

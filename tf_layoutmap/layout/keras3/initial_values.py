@@ -86,10 +86,12 @@ def _filled(value: Any, shape: tuple[int, ...], dtype: str,
             layout: Layout) -> Any:
     local = shard_shapes.local_shape(
         axes_of_layout(layout), shape, mesh_sizes(layout.mesh))
+    with tf.device("CPU:0"):
+        value = tf.cast(value, dtype)
     components = []
     for device in layout.mesh.local_devices():
         with tf.device(device):
-            components.append(tf.fill(local, tf.cast(value, dtype)))
+            components.append(tf.fill(local, value))
     return dtensor.pack(components, layout)
 
 

@@ -1,5 +1,6 @@
 """The step behind `fit`, `evaluate` and `predict` of Keras 3 on a mesh."""
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,8 +15,12 @@ from tf_layoutmap.layout.keras3.context import (
     context_of_model,
 )
 from tf_layoutmap.layout.mesh import batches, trace_context
-from tf_layoutmap.layout.step import step_functions
+from tf_layoutmap.layout.step import array_data, step_functions
 from tf_layoutmap.layout.step.mesh_step import MeshStep
+
+# Of this thread: `is_on_mesh`, whether the model is whose `fit`, `evaluate` or
+# `predict` began last.
+_thread = threading.local()
 
 
 class _Step(MeshStep):
@@ -86,15 +91,30 @@ def _check_no_context_is_open(model: Any, kind: str, is_new: bool) -> None:
             "it after set_distribution(None) (or outside the scope).")
 
 
+def _context_of_run(model: Any) -> Any:
+    context = context_of_model(model)
+    _thread.is_on_mesh = context is not None
+    return context
+
+
+def data_of_epoch(original: Callable[..., Any], epochs: Any) -> Any:
+    """Returns what Keras iterates over; it does not say for which model."""
+    data = original(epochs)
+    if getattr(_thread, "is_on_mesh", False) and isinstance(
+            epochs.data_adapter, _keras_private.ArrayDataAdapter):
+        return array_data.without_autotuning(data)
+    return data
+
+
 make_train_function, make_test_function = (
     step_functions.maker(
-        kind, context_of_model,
+        kind, _context_of_run,
         lambda model, context, kind=kind: _over_iterator(
             _Step(model, context, kind)),
         _check_no_context_is_open)
     for kind in ("train", "test"))
 make_predict_function = step_functions.maker(
-    "predict", context_of_model,
+    "predict", _context_of_run,
     lambda model, context: _over_batches(_Step(model, context, "predict")),
     _check_no_context_is_open)
 

@@ -2,7 +2,9 @@
 
 DTensor makes a function for each device, and Grappler optimizes each of them
 again. That takes about a third of the first step; later steps are as fast
-without it (`docs/benchmarks.md`).
+without it (`docs/benchmarks.md`). Some of those functions have products whose
+shapes its estimates of costs cannot follow: for each step that is traced it
+writes "Incompatible Matrix dimensions" to stderr.
 """
 
 import contextlib

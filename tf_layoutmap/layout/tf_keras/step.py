@@ -5,7 +5,8 @@ from typing import Any
 
 import tf_keras
 
-from tf_layoutmap.layout.step import step_functions
+from tf_layoutmap import _tf_keras_private
+from tf_layoutmap.layout.step import array_data, step_functions
 from tf_layoutmap.layout.step.mesh_step import MeshStep
 from tf_layoutmap.layout.tf_keras import calls, optimizers
 from tf_layoutmap.layout.tf_keras.context import context_of, state
@@ -52,6 +53,15 @@ def _over_iterator(step: _Step) -> Callable[[Any], Any]:
 def _over_one_batch(step: _Step) -> Callable[[Any], Any]:
     """Returns a function that predicts the next batch."""
     return lambda iterator: step(step.checks.next_batch(iterator))
+
+
+def make_data(original: Callable[..., Any], handler: Any, *args: Any,
+              **kwargs: Any) -> None:
+    """Makes the dataset that `fit` and its siblings iterate over."""
+    original(handler, *args, **kwargs)
+    if context_of(handler._model) is not None and isinstance(
+            handler._adapter, _tf_keras_private.TensorLikeDataAdapter):
+        handler._dataset = array_data.without_autotuning(handler._dataset)
 
 
 make_train_function, make_test_function = (

@@ -1,0 +1,63 @@
+"""Writing to variables of the host where the code runs on a mesh.
+
+A layer can hold a `tf.Variable` that Keras does not know of, and a loop can
+count its steps in one. Read on a mesh they are right. But DTensor lets every
+device write: a counter on four devices counts by four.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh import batches, pinning, trace_context
+
+
+def writing(original: Callable[..., Any],
+            ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what takes the place of a method that writes to a variable."""
+    @functools.wraps(original)
+    def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = variable.handle
+        # On a mesh, or of a graph of TensorFlow 1.
+        if pinning.DEVICE in handle.device or tf.is_symbolic_tensor(handle):
+            return original(variable, *args, **kwargs)
+        return ours(variable, *args, **kwargs)
+
+    return method
+
+
+def write(original: Callable[..., Any], variable: Any, *args: Any,
+          **kwargs: Any) -> Any:
+    """Writes to a variable of the host, and on the host.
+
+    Raises:
+      RuntimeError: A function is traced for a mesh, and does not run there.
+    """
+    if not tf.executing_eagerly():
+        _check_no_mesh(variable, original.__name__)
+    elif pinning.DEVICE in _tf_private.current_device() or any(
+            map(pinning.on_mesh, (*args, *kwargs.values()))):
+        args, kwargs = tf.nest.map_structure(
+            batches.to_host_tensor, (args, kwargs))
+        with tf.device(variable.handle.device):
+            return original(variable, *args, **kwargs)
+    return original(variable, *args, **kwargs)
+
+
+def _check_no_mesh(variable: Any, how: str) -> None:
+    mesh = trace_context.mesh_of_operation()
+    if mesh is None:
+        return
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    raise RuntimeError(
+        f"A function for mesh {mesh.dim_names} of size {mesh.shape()} must "
+        "write to variables on that mesh only, because each of its devices "
+        f"runs it. Received: `{how}` of tf.Variable {variable.name!r} of shape "
+        f"{variable.shape}, which is on the host"
+        f"{f', in {scope!r}' if scope else ''}. Make it a weight, with "
+        "`self.add_weight(..., trainable=False)` in the layer, or a "
+        "keras.Variable inside the scope; or write to it outside of the "
+        "function, in a callback, say.")
