@@ -87,17 +87,15 @@ def _run(case: ModelCase) -> None:
         tokens = case.generate and case.generate(plain)
         if case.backbone is None:
             layouts, remark = placement.generic_map(
-                plain.weights, placement.mesh()), ""
+                [plain], placement.mesh()), ""
     with check("layout map"):
         if case.backbone is not None:
             layouts, remark = placement.own_map(case.backbone)
             if remark:
                 say("REASON", sentence=remark)
-    with check("make"):
-        model = None
-        with tlm.layout_map_scope(layouts, init="host"):
-            model = _fresh(case)
-    if model is None:
+    with check("make") as made, tlm.layout_map_scope(layouts, init="host"):
+        model = _fresh(case)
+    if made.status != "trained":
         return
     with check("fit", case.close) as found:
         losses = _fit(model, x, y)

@@ -7,6 +7,14 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 
 AXES = {"batch": 2, "model": 2}
+# A layout map that divides their weights is refused: DTensor convolves with
+# whole kernels only, and does not split a divided dimension into gates.
+WHOLE = ("Conv", "RNN", "LSTM", "GRU", "Bidirectional")
+
+
+def stays_whole(layer) -> bool:
+    """Whether a layer's weights are left out of the generic map."""
+    return any(word in type(layer).__name__ for word in WHOLE)
 
 
 def mesh():
@@ -42,15 +50,22 @@ def generic_axes(path: str, shape: tuple[int, ...]) -> tuple | None:
     return None
 
 
-def generic_map(variables, mesh) -> tlm.LayoutMap:
-    """Returns a layout map for weights of these paths and shapes."""
+def generic_map(models, mesh) -> tlm.LayoutMap:
+    """Returns a layout map for models, from paths and shapes of weights."""
     shapes: dict[str, set] = {}
-    for variable in variables:
-        shapes.setdefault(variable.path, set()).add(tuple(variable.shape))
+    whole = set()
+    for model in models:
+        for layer in model._flatten_layers():
+            if stays_whole(layer):
+                whole.update(weight.path for weight in layer.weights)
+        for weight in model.weights:
+            shapes.setdefault(weight.path, set()).add(tuple(weight.shape))
     layout_map = tlm.LayoutMap(mesh)
     for path, found in shapes.items():
         # Layers with one name have one key, which cannot fit all of them.
-        axes = generic_axes(path, found.pop()) if len(found) == 1 else None
+        if len(found) > 1 or path in whole:
+            continue
+        axes = generic_axes(path, found.pop())
         if axes is not None:
             layout_map[path] = layout_of(mesh, *axes)
     return layout_map

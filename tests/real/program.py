@@ -54,9 +54,7 @@ def _run(case: ProgramCase) -> None:
         expected, models = _from_start(case.program)
         if not losses_move(expected):
             raise ValueError(f"the losses do not change: {expected}")
-        layouts = placement.generic_map(
-            [weight for model in models for weight in model.weights],
-            placement.mesh())
+        layouts = placement.generic_map(models, placement.mesh())
         if not len(layouts):
             raise ValueError("no weight of the program is divided")
     with check("train", case.close) as found:

@@ -45,6 +45,12 @@ def inputs_of(backbone: keras.Model, **lengths: int):
     return made
 
 
+def _inputs_like(backbone: keras.Model):
+    return keras.tree.map_structure(
+        lambda t: keras.Input(t.shape[1:], dtype=t.dtype, name=t.name),
+        backbone.input)
+
+
 def classifier(backbone: keras.Model, outputs=()) -> keras.Model:
     """Four logits from what a backbone returns, compiled.
 
@@ -52,9 +58,7 @@ def classifier(backbone: keras.Model, outputs=()) -> keras.Model:
       backbone: The model.
       outputs: Which of its outputs; all of them if none are named.
     """
-    inputs = keras.tree.map_structure(
-        lambda t: keras.Input(t.shape[1:], dtype=t.dtype, name=t.name),
-        backbone.input)
+    inputs = _inputs_like(backbone)
     found = backbone(inputs)
     features = []
     for output in keras.tree.flatten(
@@ -84,11 +88,15 @@ def backbone_case(make: Callable[[], keras.Model], outputs=(),
 
 def contrastive(backbone: keras.Model) -> keras.Model:
     """A model that finds out which text goes with which image, compiled."""
-    backbone.compile(
+    inputs = _inputs_like(backbone)
+    model = keras.Model(inputs, {
+        name: keras.layers.Identity(name=name)(output)
+        for name, output in backbone(inputs).items()})
+    model.compile(
         keras.optimizers.Adam(1e-3),
         {name: keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-         for name in backbone.output})
-    return backbone
+         for name in model.output})
+    return model
 
 
 def data_of_contrastive(model: keras.Model):

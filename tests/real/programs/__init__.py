@@ -5,4 +5,14 @@ and knows nothing of a mesh. It returns its losses, and the models whose
 weights are to be divided.
 """
 
-CASES: dict = {}
+from tests.real.program import ProgramCase
+from tests.real.programs import generative, images, text
+
+MODULES = [generative, images, text]
+
+# Under the scope instead of after `set_distribution`.
+SCOPED = {"vae", "wgan_gp"}
+
+CASES = {program.__name__: ProgramCase(program,
+                                       scope=program.__name__ in SCOPED)
+         for module in MODULES for program in module.PROGRAMS}

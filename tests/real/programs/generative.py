@@ -175,7 +175,9 @@ class WGAN(GAN):
         gradients = tape.gradient(fooled, self.maker.trainable_variables)
         self.maker_optimizer.apply_gradients(
             zip(gradients, self.maker.trainable_variables))
-        return {"judge_loss": judged, "maker_loss": fooled}
+        self.judge_loss.update_state(judged)
+        self.maker_loss.update_state(fooled)
+        return {metric.name: metric.result() for metric in self.metrics}
 
 
 def wgan_gp():
