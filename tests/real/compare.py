@@ -17,7 +17,7 @@ NO_SENTENCE = (AssertionError, AttributeError, IndexError, KeyError, NameError,
                RecursionError)
 
 
-class Differs(Exception):
+class DifferentError(Exception):
     """Results with and without a mesh that are not those of one model."""
 
 
@@ -31,11 +31,11 @@ def difference(expected, found) -> float:
     expected = np.asarray(expected, np.float64)
     found = np.asarray(found, np.float64)
     if expected.shape != found.shape:
-        raise Differs(f"shape {found.shape} instead of {expected.shape}")
+        raise DifferentError(f"shape {found.shape} instead of {expected.shape}")
     if not expected.size:
         return 0.0
     if not (np.isfinite(expected) == np.isfinite(found)).all():
-        raise Differs("NaN or infinity on one side only")
+        raise DifferentError("NaN or infinity on one side only")
     finite = np.isfinite(expected)
     scale = max(np.abs(expected[finite]).max(initial=0), 1e-30)
     return float(np.abs(expected - found)[finite].max(initial=0) / scale)
@@ -44,11 +44,31 @@ def difference(expected, found) -> float:
 def losses_differ_by(expected, found) -> float:
     """The largest difference of two lists of losses, each to its own size."""
     if len(expected) != len(found):
-        raise Differs(f"{len(found)} losses instead of {len(expected)}")
+        raise DifferentError(f"{len(found)} losses instead of {len(expected)}")
     if not np.isfinite(expected).all():
         raise ValueError(f"the losses without a mesh are {expected}")
     return max((difference([a], [b]) for a, b in zip(expected, found)),
                default=0.0)
+
+
+def judge(found: Check, close: float, rounding) -> None:
+    """Allows for what rounding makes of a difference above `close`.
+
+    Args:
+      found: The check, with its difference.
+      close: What needs no reason.
+      rounding: Measures, when it is called, how much is rounding.
+    """
+    if found.difference is None or found.difference <= close:
+        return
+    most = rounding()
+    if found.difference <= most:
+        say("REASON", sentence="rounding, which the model amplifies: changed "
+            f"last bits of its first weights make {most:.0e}")
+        return
+    found.status = "differs"
+    found.sentence = (f"by {found.difference:.1e}; rounding explains "
+                      f"{most:.1e}")
 
 
 def one_line(error: BaseException) -> str:
@@ -59,17 +79,21 @@ def one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def check(name: str, close: float = 0.0):
-    """Reports what the block comes to; yields where it puts a difference."""
+def check(name: str, close: float = 0.0, rounding=None):
+    """Reports what the block comes to; yields where it puts a difference.
+
+    Args:
+      name: Of the check.
+      close: How much may differ.
+      rounding: Called if that is too little, for how much is rounding; None
+        where nothing is.
+    """
     say("START", name=name)
     found = Check(name)
     try:
         yield found
-        if found.difference is not None and found.difference > close:
-            found.status = "differs"
-            found.sentence = found.sentence or (
-                f"by {found.difference:.1e}, {close:.0e} is allowed")
-    except Differs as error:
+        judge(found, close, rounding or (lambda: 0.0))
+    except DifferentError as error:
         found.status, found.sentence = "differs", str(error)
     except NO_SENTENCE as error:
         found.status, found.sentence = "crashed", one_line(error)

@@ -1,5 +1,7 @@
 """The mesh of all cases, and a layout map for models that bring none."""
 
+import re
+
 import keras
 import numpy as np
 
@@ -67,8 +69,13 @@ def generic_map(models, mesh) -> tlm.LayoutMap:
             continue
         axes = generic_axes(path, found.pop())
         if axes is not None:
-            layout_map[path] = layout_of(mesh, *axes)
+            layout_map[key_of(path)] = layout_of(mesh, *axes)
     return layout_map
+
+
+def key_of(path: str) -> str:
+    """The key for one weight and for none whose path goes on from there."""
+    return re.escape(path) + "$"
 
 
 def own_map(backbone) -> tuple[tlm.LayoutMap, str]:

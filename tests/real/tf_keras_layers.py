@@ -95,8 +95,9 @@ def _layouts(model: Any) -> tlm.LayoutMap:
         # A table of tf_keras is divided by its columns.
         axes = (None, "model") if name.endswith("embeddings") else (
             placement.generic_axes(name, shape))
-        if axes is not None and name not in layout_map:
-            layout_map[name] = placement.layout_of(mesh, *axes)
+        key = placement.key_of(name)
+        if axes is not None and key not in layout_map:
+            layout_map[key] = placement.layout_of(mesh, *axes)
     return layout_map
 
 

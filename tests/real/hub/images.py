@@ -2,7 +2,6 @@
 
 import keras_hub
 
-from tests.real.applications import NORMALIZED
 from tests.real.hub.common import backbone_case
 
 models = keras_hub.models
@@ -92,8 +91,7 @@ def depth_anything():
         feature_keys=["stage1", "stage2"])
 
 
-# With batch normalization.
-NORMALIZING = {
+BACKBONES = {
     "ResNet": resnet,
     "DenseNet": lambda: models.DenseNetBackbone(
         [2, 2], growth_rate=8, **IMAGE),
@@ -112,8 +110,6 @@ NORMALIZING = {
     "DeepLab 3": deeplab,
     "SegFormer": lambda: models.SegFormerBackbone(
         image_encoder=mit(), projection_filters=8),
-}
-OTHERS = {
     "VGG": lambda: models.VGGBackbone([1, 1], [8, 16], **IMAGE),
     "ViT": lambda: models.ViTBackbone(
         (SIDE, SIDE, 3), 8, num_layers=2, num_heads=2, hidden_dim=16,
@@ -134,8 +130,4 @@ OTHERS = {
     "Depth Anything": depth_anything,
 }
 
-CASES = {
-    **{name: backbone_case(make, **NORMALIZED)
-       for name, make in NORMALIZING.items()},
-    **{name: backbone_case(make) for name, make in OTHERS.items()},
-}
+CASES = {name: backbone_case(make) for name, make in BACKBONES.items()}

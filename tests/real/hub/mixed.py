@@ -12,7 +12,7 @@ from tests.real.hub.common import (
     contrastive_case,
     inputs_of,
 )
-from tests.real.hub.images import PATCHES, resnet
+from tests.real.hub.images import PATCHES
 from tests.real.hub.language import QUERIES
 from tests.real.models import ModelCase
 

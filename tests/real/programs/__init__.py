@@ -6,9 +6,17 @@ weights are to be divided.
 """
 
 from tests.real.program import ProgramCase
-from tests.real.programs import generative, images, text
+from tests.real.programs import (
+    generative,
+    images,
+    series,
+    shapes,
+    similarity,
+    tables,
+    text,
+)
 
-MODULES = [generative, images, text]
+MODULES = [generative, images, series, shapes, similarity, tables, text]
 
 # Under the scope instead of after `set_distribution`.
 SCOPED = {"vae", "wgan_gp"}
