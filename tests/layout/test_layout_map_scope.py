@@ -55,6 +55,15 @@ def functional():
     return keras.Model(inputs, keras.layers.Dense(30, name="d2")(x))
 
 
+class FunctionalSubclass(keras.Model):
+    """Keras makes one more of it, whose `__init__` never runs."""
+
+    def __init__(self):
+        inputs = keras.Input((10,))
+        x = keras.layers.Dense(20, name="d1")(inputs)
+        super().__init__(inputs, keras.layers.Dense(30, name="d2")(x))
+
+
 def sequential():
     return keras.Sequential([
         keras.Input((10,)), keras.layers.Dense(20, name="d1"),
@@ -96,6 +105,13 @@ def test_a_subclassed_model_goes_by_attributes(
 def test_a_functional_model_goes_by_names_of_layers(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = functional()
+    check(model.layers[1], model.layers[2], layouts)
+
+
+def test_a_subclass_that_is_functional_goes_by_names_of_layers(
+        layout_map, layouts):
+    with tlm.layout_map_scope(layout_map):
+        model = FunctionalSubclass()
     check(model.layers[1], model.layers[2], layouts)
 
 

@@ -47,8 +47,15 @@ def attributes(layer: Any, kinds: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_ready(layer: Any) -> bool:
-    """False for an object whose `__init__` has not run."""
-    return "_tracker" in vars(layer)
+    """False for an object whose `__init__` has not run.
+
+    Keras makes one, and forgets it, of each subclass of `keras.Model` that
+    is a Functional model; it stays until the next garbage collection.
+    """
+    own = vars(layer)
+    return "_tracker" in own and (
+        "_operations" in own or
+        not isinstance(layer, _keras_private.Functional))
 
 
 def _by_name(layer: Any) -> bool:

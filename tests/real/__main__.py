@@ -1,0 +1,68 @@
+"""`make real`: other people's models and programs, with and without a mesh.
+
+    python -m tests.real                        all of them
+    python -m tests.real --only gpt2            those whose name has `gpt2`
+    python -m tests.real --kind programs        one kind
+    python -m tests.real --list
+
+Ends with 1 if a case crashed, differs in silence, or is broken itself.
+"""
+
+import argparse
+import concurrent.futures
+import pathlib
+import sys
+
+from tests.real import kinds, results, sweep
+
+
+def chosen(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The cases that were asked for."""
+    return [(kind, name) for kind in kinds.KINDS
+            if options.kind.lower() in kind.lower()
+            for name in kinds.cases(kind)
+            if options.only.lower() in name.lower()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="a part of names")
+    parser.add_argument("--kind", default="", help="a part of a kind")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1,
+                        help="processes at a time, 2 GB each")
+    parser.add_argument("--deadline", type=float, default=300,
+                        help="seconds of each case")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--missing-ops", action="store_true")
+    options = parser.parse_args()
+    found = chosen(options)
+    if not found:
+        parser.error("no case has such a name")
+    if options.list:
+        for kind, name in found:
+            print(f"{kind}: {name}")
+        return 0
+    extra = ("--missing-ops",) if options.missing_ops else ()
+    done = []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for number, result in enumerate(pool.map(
+                lambda case: sweep.run(*case, seconds=options.deadline,
+                                       options=extra), found), 1):
+            done.append(result)
+            print(f"[{number}/{len(found)}] {result.name}: {result.status} "
+                  f"({result.seconds:.0f} s) {result.sentence[:160]}",
+                  flush=True)
+            if options.json:
+                options.json.write_text(results.to_json(done))
+    results.print_table(done)
+    if options.markdown:
+        options.markdown.write_text(results.to_markdown(done))
+    return int(any(result.status in results.FAILURES for result in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The smallest model of each family of `keras.applications`."""
+
+import keras
+import numpy as np
+
+from tests.real.models import ModelCase
+
+A = keras.applications
+
+CLASSES = 10
+# The smallest member, and the smallest side that it takes.
+FAMILIES = {
+    "ConvNeXtTiny": (A.ConvNeXtTiny, 32),
+    "DenseNet121": (A.DenseNet121, 32),
+    "EfficientNetB0": (A.EfficientNetB0, 32),
+    "EfficientNetV2B0": (A.EfficientNetV2B0, 32),
+    "InceptionResNetV2": (A.InceptionResNetV2, 75),
+    "InceptionV3": (A.InceptionV3, 75),
+    "MobileNet": (A.MobileNet, 32),
+    "MobileNetV2": (A.MobileNetV2, 32),
+    "MobileNetV3Small": (A.MobileNetV3Small, 32),
+    "NASNetMobile": (A.NASNetMobile, 32),
+    "ResNet50": (A.ResNet50, 32),
+    "ResNet50V2": (A.ResNet50V2, 32),
+    "VGG16": (A.VGG16, 32),
+    "Xception": (A.Xception, 71),
+}
+
+# Dropout of what they have by default is left out: `classes` and a pooling
+# stand in for the head that has it.
+SETTINGS = dict(weights=None, include_top=False, pooling="avg")
+
+
+def make(family, side: int):
+    """The family's smallest model as a classifier of small images."""
+    def model() -> keras.Model:
+        body = family(input_shape=(side, side, 3), **SETTINGS)
+        made = keras.Sequential([
+            keras.Input((side, side, 3)), body,
+            keras.layers.Dense(CLASSES, name="head")])
+        made.compile(
+            keras.optimizers.SGD(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return made
+    return model
+
+
+def data(model: keras.Model):
+    """Eight images and classes."""
+    rng = np.random.default_rng(0)
+    shape = (8, *model.input_shape[1:])
+    return (rng.uniform(0, 255, shape).astype(np.float32),
+            np.arange(8) % CLASSES)
+
+
+CASES = {name: ModelCase(make(family, side), data)
+         for name, (family, side) in FAMILIES.items()}

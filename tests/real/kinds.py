@@ -1,0 +1,22 @@
+"""The kinds of cases, and where they are listed."""
+
+import importlib
+from typing import Any
+
+# A module is imported when its cases are asked for: keras-hub is needed by
+# its own cases only.
+KINDS = {
+    "keras-hub, its own layout maps": "tests.real.hub.own_maps",
+    "keras-hub, language models": "tests.real.hub.language",
+    "keras-hub, encoders of text": "tests.real.hub.encoders",
+    "keras-hub, images": "tests.real.hub.images",
+    "keras-hub, several kinds of data": "tests.real.hub.mixed",
+    "keras.applications": "tests.real.applications",
+    "tf_keras, layers": "tests.real.tf_keras_layers",
+    "programs": "tests.real.programs",
+}
+
+
+def cases(kind: str) -> dict[str, Any]:
+    """The cases of a kind by their names; each has a method `run`."""
+    return importlib.import_module(KINDS[kind]).CASES

@@ -1,0 +1,124 @@
+"""A Keras 3 model with and without a mesh: `fit`, files, `generate`."""
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import tf_layoutmap as tlm
+from tests.real import placement
+from tests.real.compare import (
+    CLOSE,
+    check,
+    difference,
+    losses_differ_by,
+    say,
+    warnings_reported,
+    without_mesh,
+)
+from tests.real.rounding import allowed
+
+STEPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCase:
+    """A model, and how it is fed.
+
+    Attributes:
+      make: Makes the model, compiled.
+      data: Of a model: its inputs and labels.
+      backbone: The class whose own layout map is used; None for the generic.
+      generate: Of a model: the tokens it writes; None if it writes none.
+    """
+
+    make: Callable[[], keras.Model]
+    data: Callable[[keras.Model], tuple[Any, Any]]
+    backbone: type | None = None
+    generate: Callable[[keras.Model], Any] | None = None
+
+    def run(self) -> None:
+        """Reports each check as it ends."""
+        with warnings_reported():
+            _run(self)
+
+
+def _fresh(case: ModelCase) -> keras.Model:
+    """The model, with the same weights each time."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    return case.make()
+
+
+def _samples(y) -> int:
+    return len(keras.tree.flatten(y)[0])
+
+
+def _fit(model: keras.Model, x, y) -> list[float]:
+    return model.fit(x, y, epochs=STEPS, batch_size=_samples(y), shuffle=False,
+                     verbose=0).history["loss"]
+
+
+def _predict(model: keras.Model, x) -> list[np.ndarray]:
+    return keras.tree.flatten(model.predict(x, verbose=0))
+
+
+def _largest(pairs) -> float:
+    return max((difference(a, b) for a, b in pairs), default=0.0)
+
+
+def _values(model: keras.Model) -> list[np.ndarray]:
+    return [keras.ops.convert_to_numpy(w) for w in model.weights]
+
+
+def _run(case: ModelCase) -> None:
+    with without_mesh():
+        plain = _fresh(case)
+        x, y = case.data(plain)
+        plain_losses = _fit(plain, x, y)
+        predicted = _predict(plain, x)
+        tokens = case.generate and case.generate(plain)
+        if case.backbone is None:
+            layouts, remark = placement.generic_map(
+                [plain], placement.mesh()), ""
+    with check("layout map"):
+        if case.backbone is not None:
+            layouts, remark = placement.own_map(case.backbone)
+            if remark:
+                say("REASON", sentence=remark)
+    with check("make") as made, tlm.layout_map_scope(layouts, init="host"):
+        model = _fresh(case)
+    if made.status != "trained":
+        return
+    def rounding() -> float:
+        return allowed(plain_losses, lambda: _fit(_fresh(case), x, y))
+
+    with check("fit", CLOSE, rounding) as found:
+        losses = _fit(model, x, y)
+        found.difference = losses_differ_by(plain_losses, losses)
+    with tempfile.TemporaryDirectory() as folder:
+        _files(case, pathlib.Path(folder), plain, model)
+    with check("predict", CLOSE) as found:
+        # Both have the weights of the model without a mesh by now.
+        found.difference = _largest(zip(predicted, _predict(model, x)))
+    if case.generate:
+        with check("generate") as found:
+            found.difference = difference(tokens, case.generate(model))
+
+
+def _files(case: ModelCase, folder: pathlib.Path, plain: keras.Model,
+           model: keras.Model) -> None:
+    """Weights from the mesh to a plain model, and the other way."""
+    with check("save", 0.0) as found:
+        model.save_weights(folder / "mesh.weights.h5")
+        other = _fresh(case)
+        other.load_weights(folder / "mesh.weights.h5")
+        found.difference = _largest(zip(_values(model), _values(other)))
+    with check("load", 0.0) as found:
+        plain.save_weights(folder / "plain.weights.h5")
+        model.load_weights(folder / "plain.weights.h5")
+        found.difference = _largest(zip(_values(plain), _values(model)))

@@ -1,0 +1,91 @@
+"""A program that trains by itself, run once without and once with a mesh."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import keras
+
+import tf_layoutmap as tlm
+from tests.real import placement
+from tests.real.compare import (
+    CLOSE,
+    check,
+    losses_differ_by,
+    warnings_reported,
+    without_mesh,
+)
+from tests.real.rounding import allowed
+
+# What a program returns: its losses, and its models.
+Trained = tuple[Sequence[float], Sequence[keras.layers.Layer]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramCase:
+    """A program.
+
+    Attributes:
+      program: Makes data and models, trains, and returns losses and models.
+      scope: Whether it runs under `tlm.layout_map_scope` instead of after
+        `tlm.distribution.set_distribution`.
+    """
+
+    program: Callable[[], Trained]
+    scope: bool = False
+
+    def run(self) -> None:
+        """Reports each check as it ends."""
+        with warnings_reported():
+            _run(self)
+
+
+def _from_start(program: Callable[[], Trained]) -> Trained:
+    """Runs it with the names and random numbers of a new process."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    return program()
+
+
+def _run(case: ProgramCase) -> None:
+    with without_mesh():
+        expected, models = _from_start(case.program)
+        if not losses_move(expected):
+            raise ValueError(f"the losses do not change: {expected}")
+        layouts = placement.generic_map(models, placement.mesh())
+        if not len(layouts):
+            raise ValueError("no weight of the program is divided")
+    def rounding() -> float:
+        return allowed(expected, lambda: _from_start(case.program)[0])
+
+    with check("train", CLOSE, rounding) as found:
+        if case.scope:
+            with tlm.layout_map_scope(layouts, init="host"):
+                losses, models = _from_start(case.program)
+        else:
+            losses, models = _with_distribution(case.program, layouts)
+        found.difference = losses_differ_by(expected, losses)
+    if found.status not in ("trained", "differs"):
+        return
+    # Training on no mesh at all would agree best.
+    with check("divided"):
+        missing = [weight.path for model in models
+                   for weight in model.weights
+                   if placement.key_of(weight.path) in layouts and
+                   getattr(weight, "layout", None) is None]
+        if missing:
+            raise ValueError(f"these are on no mesh: {missing}")
+
+
+def losses_move(losses: Sequence[float]) -> bool:
+    """Whether a program has trained anything at all."""
+    return len({float(loss) for loss in losses}) > 1
+
+
+def _with_distribution(program: Callable[[], Trained],
+                       layouts: tlm.LayoutMap) -> Trained:
+    tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
+        layout_map=layouts, batch_dim_name="batch", init="host"))
+    try:
+        return _from_start(program)
+    finally:
+        tlm.distribution.set_distribution(None)

@@ -1,0 +1,59 @@
+"""How much of a difference rounding makes, measured without a mesh.
+
+Devices add up in another order, so the last bits of sums differ. What a model
+makes of that is its own affair: one that divides by the deviation of a few
+numbers makes much of it. The same model, its first weights changed by their
+last bit, shows how much.
+"""
+
+import contextlib
+from collections.abc import Callable
+from unittest import mock
+
+import keras
+import numpy as np
+
+from tests.real.compare import losses_differ_by
+
+LAST_BIT = 2.0 ** -24
+# Beyond this, no amount of rounding is an excuse.
+MOST = 1e-4
+# Several sums of a step are rounded, not only the first weights.
+FACTOR = 4
+
+_RANDOM = (keras.initializers.VarianceScaling,
+           keras.initializers.RandomUniform,
+           keras.initializers.RandomNormal,
+           keras.initializers.TruncatedNormal)
+
+
+def _changed(original: Callable, signs: np.random.Generator) -> Callable:
+    def call(initializer, shape, dtype=None, **options):
+        value = original(initializer, shape, dtype, **options)
+        factors = 1 + LAST_BIT * 2 * signs.choice([-1, 1], tuple(shape))
+        return value * keras.ops.convert_to_tensor(
+            factors.astype(np.float32), dtype=value.dtype)
+    return call
+
+
+@contextlib.contextmanager
+def last_bits_changed():
+    """Weights that are drawn in here differ in their last bit."""
+    signs = np.random.default_rng(0)
+    with contextlib.ExitStack() as stack:
+        for kind in _RANDOM:
+            stack.enter_context(mock.patch.object(
+                kind, "__call__", _changed(kind.__call__, signs)))
+        yield
+
+
+def allowed(expected, train: Callable[[], list[float]]) -> float:
+    """Returns by how much losses may differ, at most `MOST`.
+
+    Args:
+      expected: The losses without a mesh.
+      train: Trains once more without one, and returns the losses.
+    """
+    with last_bits_changed():
+        moved = losses_differ_by(expected, train())
+    return min(FACTOR * moved, MOST)
