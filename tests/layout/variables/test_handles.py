@@ -29,7 +29,8 @@ def test_each_variable_has_a_value_of_its_own():
     first, second = variable("one", 1.0), variable("one", 2.0)
     first.assign_add(first + second)
     with default_mesh(MESH):
-        tf.function(lambda: second.assign_sub(first), autograph=False)()
+        tf.function(lambda a=second, b=first: a.assign_sub(b),
+                    autograph=False)()
     np.testing.assert_array_equal(to_host(first), [4] * 4)
     np.testing.assert_array_equal(to_host(second), [-2] * 4)
     end = weakref.ref(first)

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.dtensor import policies, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import pinning
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.sharded.routing.shards import known_sizes
 
@@ -44,41 +43,17 @@ def embedding_call(original: Callable[..., Any], layer: Any, inputs: Any,
     weight = vars(layer).get("_embeddings")
     if (not isinstance(weight, MeshVariable) or _keras_private.is_abstract() or
             layer.lora_enabled or layer.quantization_mode is not None or
-            not isinstance(inputs, tf.Tensor) or
+            not isinstance(inputs, tf.Tensor) or axis_of(weight) is None or
             # DTensor compiles no sizes that it does not know: an export.
             _tf_private.in_save_context() or
             not inputs.shape.is_fully_defined()):
-        return original(layer, inputs, *args, **kwargs)
-    by_columns = _batch_divides_columns(weight)
-    if axis_of(weight) is None and not by_columns:
         return original(layer, inputs, *args, **kwargs)
     ids = inputs
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
     # Keras counts negative ids from the end.
     ids = tf.where(ids < 0, ids + tf.cast(weight.shape[0], ids.dtype), ids)
-    rows = (_lookup_parts if by_columns else lookup)(weight, ids)
-    return keras.ops.cast(rows, layer.compute_dtype)
-
-
-def _batch_divides_columns(weight: MeshVariable) -> bool:
-    """Whether the mesh axis that cuts batches divides the columns."""
-    axis = weight._mesh_context.batch_dim
-    return len(weight.shape) == 2 and axis is not None and (
-        weight.layout.sharding_specs[1] == axis)
-
-
-def _lookup_parts(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `ids`, of a table with columns on several devices.
-
-    Each device looks up its part of all rows. So gradients stay rows with
-    their ids, as without a mesh: Keras' optimizers square each of them, and a
-    row that occurs twice would get another update if they were summed before.
-    """
-    replicated = dtensor.Layout.replicated(weight.mesh, ids.shape.rank)
-    rows = tf.gather(weight.divided_value, dtensor.relayout(ids, replicated))
-    return pinning.like_a_batch(
-        rows, weight.mesh, weight._mesh_context.batch_dim)
+    return keras.ops.cast(lookup(weight, ids), layer.compute_dtype)
 
 
 def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:

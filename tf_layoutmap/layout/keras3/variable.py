@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
+from tf_layoutmap.layout.plan import assignments, layer_limits
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -67,22 +68,29 @@ class MeshVariable(keras.Variable):
         """The DVariable; made here if it is not initialized yet.
 
         In the call of a layer, a tensor where the axis that cuts batches
-        divides it: gathered along that one, for samples to stay divided.
+        divides it: gathered along that one, for samples to stay divided. And
+        gathered whole for layers that need it so.
         """
         self._initialize_if_pending()
         value = super().value
-        axis = self._mesh_context.batch_dim
-        if (self._value is None or axis is None or
-                axis not in self._value.layout.sharding_specs or
-                not trace_context.traced_for_mesh() or
-                _keras_private.calling_layer() is None):
+        if self._value is None or not trace_context.traced_for_mesh():
+            return value
+        divided_by = {*self._value.layout.sharding_specs} - {dtensor.UNSHARDED}
+        axes = divided_by if self._is_gathered() else (
+            divided_by & {self._mesh_context.batch_dim})
+        if not axes or _keras_private.calling_layer() is None:
             return value
         # Otherwise DTensor meets one axis in two dimensions of a product, which
         # it refuses or takes for pairs. The gradient is scattered again.
         return dtensor.relayout(tf.convert_to_tensor(value), dtensor.Layout(
-            [dtensor.UNSHARDED if of_dimension == axis else of_dimension
+            [dtensor.UNSHARDED if of_dimension in axes else of_dimension
              for of_dimension in self._value.layout.sharding_specs],
             self._value.layout.mesh))
+
+    def _is_gathered(self) -> bool:
+        """Whether the layer that it belongs to needs it whole."""
+        owner, is_state = assignments.owner_of(self)
+        return not is_state and layer_limits.gathers_weights(owner)
 
     @property
     def divided_value(self) -> DVariable:

@@ -107,7 +107,8 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
                 problems += _strict_problems(match)
         problems += shard_shapes.fit_problems(axes, shape, sizes)
         if owner is not None:
-            problems += layer_limits.weight_problems(owner, variable, axes)
+            problems += layer_limits.weight_problems(
+                owner, variable, axes, layout_map.strict)
             if id(owner) not in broken_layers:
                 broken_layers[id(owner)] = [
                     problem for layer in paths.with_holders(owner)

@@ -39,9 +39,26 @@ def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
         for base in type(layer).__mro__)
 
 
-def weight_problems(layer: Any, variable: Any,
-                    axes: tuple[str | None, ...]) -> list[str]:
-    """Returns why `layer` cannot use `variable` with the layout `axes`."""
+def gathers_weights(layer: Any) -> bool:
+    """Whether a layer of Keras 3 is given its weights whole when it is called.
+
+    DTensor convolves with whole kernels only, and splits no divided gates.
+    """
+    return isinstance(layer, CONVOLUTIONS + _GATED_CELLS)
+
+
+def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
+                    strict: bool) -> list[str]:
+    """Returns why `layer` cannot use `variable` with the layout `axes`.
+
+    Args:
+      layer: Of Keras 3 or tf_keras.
+      variable: A weight of it.
+      axes: Mesh axis of each dimension.
+      strict: Whether weights must not be gathered for a layer.
+    """
+    if gathers_weights(layer) and not strict:
+        return []
     if is_kind(layer, CONVOLUTIONS) and any(axes):
         return [
             f"DTensor convolves with whole kernels only; leave all weights "

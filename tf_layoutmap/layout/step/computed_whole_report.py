@@ -3,7 +3,7 @@
 import dataclasses
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_layoutmap.dtensor import missing_rules
 from tf_layoutmap.layout.mesh import error_messages
+from tf_layoutmap.layout.plan import layer_limits
 from tf_layoutmap.layout.tf_ops.known_values import is_shape
 
 _SHOWN = 8
@@ -79,8 +80,22 @@ def find(graph: Any, model: Any,
         found[key] = dataclasses.replace(
             so_far, bytes_per_device=so_far.bytes_per_device + size,
             count=so_far.count + 1)
-    return tuple(sorted(
-        found.values(), key=lambda one: -one.bytes_per_device))
+    return tuple(sorted([*found.values(), *_gathered(model)],
+                        key=lambda one: -one.bytes_per_device))
+
+
+def _gathered(model: Any) -> Iterator[ComputedWhole]:
+    """Finds layers that are given all of their divided weights."""
+    for layer in model._flatten_layers(include_self=False):
+        if not layer_limits.gathers_weights(layer):
+            continue
+        divided = [v.value for v in layer.weights if hasattr(v, "layout")
+                   and not v.layout.is_fully_replicated()]
+        if divided:
+            yield ComputedWhole(
+                "gather of weights", repr(layer.name),
+                "DTensor convolves with whole kernels and splits whole gates",
+                sum(map(_num_bytes, divided)), len(divided))
 
 
 def sentence(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> str:
