@@ -41,6 +41,17 @@ def test_it_trains_as_without_a_mesh(sizes, make):
     pairs.assert_slots_lie_like_weights(trained)
 
 
+@pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.Adagrad(0.1),
+    lambda: keras.optimizers.Adam(0.01)], ids=["adagrad", "adam"])
+def test_repeated_ids_train_a_table_that_the_batch_axis_divides(axes, make):
+    # Keras squares the gradients of equal rows one by one.
+    trained = pairs.assert_trains_alike(
+        model, IDS, {"e.embeddings": axes}, optimizer=make)
+    assert axes_of(trained.get_layer("e").embeddings) == axes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),
