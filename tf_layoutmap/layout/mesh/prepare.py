@@ -22,3 +22,4 @@ def prepare_process() -> None:
             "tlm.layout.to_mesh, before the first operation of "
             "tf.experimental.dtensor.", stacklevel=3)
     engine.ensure("mesh")
+    engine.ensure("checkpoints")
