@@ -25,9 +25,10 @@ def as_table(layout_map: Any) -> LayoutTable:
             layout_map, keras.distribution.LayoutMap):
         return _checks.check_type(
             "layout_map", layout_map, LayoutTable, "a LayoutMap")
-    table = vars(layout_map).get(_TABLE)
+    table = getattr(layout_map, _TABLE, None)
     if table is None:
-        table = vars(layout_map)[_TABLE] = _KerasLayoutTable(layout_map)
+        table = _KerasLayoutTable(layout_map)
+        setattr(layout_map, _TABLE, table)
     return table
 
 

@@ -218,10 +218,11 @@ def _gathered_along(axis: str, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
          for one in layout.sharding_specs], layout.mesh)
 
     @tf.custom_gradient
-    def relayout(whole: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def relayout(whole: tf.Tensor) -> Any:
         def gradient(dy: Any) -> Any:
+            # Otherwise as DTensor has it.
             return dy if isinstance(dy, tf.IndexedSlices) else (
-                dtensor.relayout(dy, layout))
+                dtensor.relayout_like(dy, whole))
 
         return dtensor.relayout(whole, gathered), gradient
 

@@ -7,8 +7,10 @@ tensor, each from its device. Whoever reads them sees the whole tensor, and any
 mesh, or none, reads it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -18,6 +20,9 @@ from tf_layoutmap.layout.variables import checkpoint_files
 from tf_layoutmap.layout.variables.all_or_nothing_variable import (
     AllOrNothingVariable,
 )
+
+if TYPE_CHECKING:
+    from tensorflow.experimental.dtensor import DVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -42,7 +47,7 @@ class StoredVariable(AllOrNothingVariable):
         return {_KEY: lambda name=self.name: _ShardsSaveable(self, name)}
 
 
-def saveables(original: Callable, variable: dtensor.DVariable) -> dict:
+def saveables(original: Callable, variable: DVariable) -> dict:
     """Returns how a DVariable of the program's own is written: as slices, too.
 
     Args:
@@ -58,7 +63,7 @@ def saveables(original: Callable, variable: dtensor.DVariable) -> dict:
 class _ShardsSaveable(_tf_private.SaveableObject):
     """Reads and restores the shards of a variable under one key."""
 
-    def __init__(self, variable: dtensor.DVariable, key: str):
+    def __init__(self, variable: DVariable, key: str):
         self._variable = variable
         self._shards = transfer.unique_shards(
             variable.shape, variable.layout)
