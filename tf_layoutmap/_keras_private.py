@@ -103,6 +103,11 @@ for _module, _names in (
         if not callable(getattr(_module, _name, None)):
             raise _refuse(f"where `{_module.__name__}.{_name}` is missing")
 
+# What all distributions of Keras have in common, and the layout map of one.
+Distribution = _private("distribution.distribution_lib", "Distribution")
+_method(Distribution, "__init__", "device_mesh", "batch_dim_name",
+        "auto_shard_dataset")
+
 # Weights with their LoRA part added, on their way to a file.
 for _layer in (keras.layers.Dense, keras.layers.EinsumDense):
     _method(_layer, "_get_kernel_with_merged_lora")
@@ -190,10 +195,14 @@ def applying_optimizer() -> keras.optimizers.Optimizer | None:
     return caller if isinstance(caller, keras.optimizers.Optimizer) else None
 
 
+def layout_map_of(distribution: keras.distribution.ModelParallel) -> Any:
+    """Returns the layout map that a ModelParallel of Keras was given."""
+    return distribution._layout_map
 
 
-
-
+def given_layout(variable: Any) -> Any:
+    """Returns the `layout` that a variable of Keras was made with, or None."""
+    return getattr(variable, "_layout", None)
 
 
 def h5_dataset(store: Any, key: str, shape: tuple[int, ...] | None = None,

@@ -70,6 +70,10 @@ VARIABLE_VALUE_KEY = _private("trackable.constants", "VARIABLE_VALUE_KEY")
 SaveableObject = _private(
     "training.saving.saveable_object", "SaveableObject")
 SaveSpec = _private("training.saving.saveable_object", "SaveSpec")
+
+# Where all checkpoints are written and read, whatever device is to do it.
+TrackableSaver = _private("checkpoint.checkpoint", "TrackableSaver")
+
 # What `RestoreV2` can read a part of, in TensorFlow 2.21.
 SLICEABLE_DTYPES = (
     tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int16, tf.int32,
@@ -336,6 +340,9 @@ _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
 OperationFailed = _private("eager.core", "_NotOkStatusException")
 FastWayRefused = _private("eager.core", "_FallbackException")
+
+# The saver of `dtensor.DTensorCheckpoint`, which takes tensors on a mesh only.
+DTrackableSaver = _DTENSOR.find("d_checkpoint", "DTrackableSaver")
 
 # The end of its data leaves a mesh unusable: it is not let go that far.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")

@@ -146,7 +146,8 @@ class CalledError(Exception):
 
 
 # These are for all meshes or for all optimizers; there is no "without".
-ALWAYS = {"reset_dtensor_device", "_set_optimization_parameters"}
+ALWAYS = {"reset_dtensor_device", "_set_optimization_parameters",
+          "_gather_saveables_for_checkpoint"}
 PLAIN = [row for row in table.ROWS
          if row.make is None and row.name not in ALWAYS]
 

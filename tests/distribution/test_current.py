@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap import distribution as ours
@@ -134,28 +133,6 @@ def test_layouts_can_be_asked_for():
     assert parallel.get_variable_layout(dense.kernel).axes == (None, "model")
     data = object()
     assert parallel.distribute_dataset(data) is data
-
-
-def test_objects_of_keras_are_converted_or_refused():
-    theirs = keras.distribution
-    mesh = theirs.DeviceMesh((2, 2), ["batch", "model"], np.array(CPUS))
-    layout = theirs.TensorLayout((None, "model"), mesh)
-    layout_map = ours.LayoutMap(mesh)
-    layout_map["d1.kernel"] = layout
-    with ours.ModelParallel(layout_map=layout_map).scope():
-        model = pairs.plain(pairs.dense_model)
-    assert axes_of(model.layers[0].kernel) == (None, "model")
-    spread = ours.distribute_tensor(np.zeros((4, 4), np.float32), layout)
-    np.testing.assert_array_equal(tlm.layout.to_host(spread), np.zeros((4, 4)))
-    keras_map = theirs.LayoutMap(mesh)
-    keras_map["d1.kernel"] = layout
-    with pytest.raises(TypeError, match="match whole names where ours"):
-        ours.ModelParallel(layout_map=keras_map)
-    with pytest.raises(TypeError, match="shards nothing on TensorFlow; use "
-                                        "tlm.distribution.ModelParallel"):
-        ours.set_distribution(theirs.ModelParallel(layout_map=keras_map))
-    with pytest.raises(TypeError, match="a ModelParallel, a DataParallel or"):
-        ours.set_distribution("data")
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

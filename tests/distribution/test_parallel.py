@@ -34,7 +34,7 @@ def test_the_old_name_of_context_warns():
     distribution = DataParallel(devices=CPUS)
     with pytest.warns(DeprecationWarning, match=r"`DataParallel\.context`"):
         context = distribution.home()
-    assert context.mesh is distribution.device_mesh
+    assert context.mesh == distribution.device_mesh.to_dtensor()
     assert context.batch_dim == "batch"
 
 

@@ -14,10 +14,12 @@ SHAPES = [[], [0], [3], [5, 7], [2, 1000, 33]]
     tf.float16, tf.bfloat16, tf.float32, tf.float64])
 @pytest.mark.parametrize("seeds", [(1, 2), (0, 9), (2**40, -3)])
 def test_floats(shape, dtype, seeds):
+    sizes = tf.constant(shape, tf.int32)
+
     def drawn(op):
         # Kernels keep where they are, so twice in one function.
         return tf.function(lambda: [op(
-            shape=tf.constant(shape, tf.int32), seed=seeds[0], seed2=seeds[1], dtype=dtype)
+            shape=sizes, seed=seeds[0], seed2=seeds[1], dtype=dtype)
             for _ in range(2)])
 
     ours, theirs = drawn(_ops.random_uniform), drawn(tf.raw_ops.RandomUniform)
@@ -31,11 +33,12 @@ def test_floats(shape, dtype, seeds):
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 @pytest.mark.parametrize("limits", [(0, 1), (-5, 100), (-2**31, 2**31 - 1)])
 def test_integers(shape, dtype, limits):
+    sizes = tf.constant(shape, tf.int32)
     low, high = (tf.constant(limit, dtype) for limit in limits)
 
     def drawn(op):
         return tf.function(lambda: op(
-            shape=tf.constant(shape, tf.int32), minval=low, maxval=high, seed=4, seed2=5))
+            shape=sizes, minval=low, maxval=high, seed=4, seed2=5))
 
     ours = drawn(_ops.random_uniform_int)
     theirs = drawn(tf.raw_ops.RandomUniformInt)

@@ -7,6 +7,7 @@ from tf_layoutmap._patches.rows import TENSORFLOW, Patch
 GROUP = "mesh"
 _OPS = "layout.tf_ops."
 _TESTS = "tests/layout/tf_ops/"
+_FILES = "layout.variables.checkpoint_files"
 
 
 def _operation(module: str, name: str, raw: str, ours: str, why: str,
@@ -158,4 +159,16 @@ ROWS = [
           "layout.mesh.datasets:get_next",
           "The end of the data leaves the mesh unusable.",
           TENSORFLOW, "tests/layout/mesh/test_datasets.py"),
+    *(Patch("checkpoints", owner, name, f"{_FILES}:{ours}",
+            "DTensor's device for files takes tensors on a mesh only.",
+            TENSORFLOW, "tests/layout/variables/test_checkpoint_files.py")
+      for owner, name, ours in (
+          ("_tf_private:TrackableSaver", "save", "save"),
+          ("_tf_private:TrackableSaver", "restore", "restore"),
+          ("_tf_private:DTrackableSaver", "restore", "restore"))),
+    Patch("checkpoints", "tensorflow:experimental.dtensor.DVariable",
+          "_gather_saveables_for_checkpoint",
+          "layout.variables.checkpointed_variable:saveables",
+          "A checkpoint cannot hold tensors of a mesh and of the host.",
+          TENSORFLOW, "tests/layout/variables/test_checkpoint_files.py"),
 ]

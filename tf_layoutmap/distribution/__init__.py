@@ -6,10 +6,11 @@ from tf_layoutmap import _lazy
 
 _HOMES = {
     "DataParallel": "tf_layoutmap.distribution.parallel:DataParallel",
-    "DeviceMesh": "tf_layoutmap.layout.mesh.device_mesh:DeviceMesh",
+    "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
+    "Distribution": "tf_layoutmap.distribution.base:Distribution",
     "LayoutMap": "tf_layoutmap.distribution.layout_map:LayoutMap",
     "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
-    "TensorLayout": "tf_layoutmap.layout.mesh.tensor_layout:TensorLayout",
+    "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
     "distribute_tensor":
         "tf_layoutmap.distribution.relayout:distribute_tensor",
     "distribution": "tf_layoutmap.distribution.state:distribution",
@@ -23,14 +24,16 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from tf_layoutmap.distribution.base import Distribution
     from tf_layoutmap.distribution.current import set_distribution
+    from tf_layoutmap.distribution.device_mesh import DeviceMesh
     from tf_layoutmap.distribution.layout_map import LayoutMap
     from tf_layoutmap.distribution.parallel import DataParallel, ModelParallel
     from tf_layoutmap.distribution.processes import get_device_count, initialize
     from tf_layoutmap.distribution.relayout import distribute_tensor
     from tf_layoutmap.distribution.state import distribution
-    from tf_layoutmap.layout.mesh.device_mesh import DeviceMesh, list_devices
-    from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
+    from tf_layoutmap.distribution.tensor_layout import TensorLayout
+    from tf_layoutmap.layout.mesh.device_mesh import list_devices
     from tf_layoutmap.layout.processes.checks import set_process_checks
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
@@ -38,6 +41,7 @@ else:
 __all__ = [
     "DataParallel",
     "DeviceMesh",
+    "Distribution",
     "LayoutMap",
     "ModelParallel",
     "TensorLayout",

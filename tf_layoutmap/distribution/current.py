@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from tf_layoutmap import _checks
+import keras
+
+from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap.distribution import state
-from tf_layoutmap.distribution.parallel import ModelParallel
+from tf_layoutmap.distribution.base import Distribution
+from tf_layoutmap.distribution.parallel import DataParallel, ModelParallel
 from tf_layoutmap.layout.keras3 import context as mesh_context
 
 
@@ -25,20 +28,38 @@ def set_distribution(value: Any) -> None:
     ```
 
     Args:
-      value: `ModelParallel` or `DataParallel` of ours; None for none.
+      value: `ModelParallel` or `DataParallel`, ours or Keras' own, which
+        `distribution()` then returns; None for none.
 
     Raises:
       TypeError: It is none of them.
       RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
     """
-    if type(value).__module__.startswith("keras."):
-        name = type(value).__name__
-        raise TypeError(
-            f"keras.distribution.{name} shards nothing on TensorFlow; use "
-            f"tlm.distribution.{name}. Received: {value!r}.")
-    if value is not None:
-        _checks.check_type("value", value, ModelParallel,
-                           "a ModelParallel, a DataParallel or None")
     mesh_context.set_standing_context(
-        None if value is None else value.context())
+        None if value is None else _ours(value).context())
     state.note(value)
+
+
+def _ours(value: Any) -> Distribution:
+    """Returns a distribution of Keras' as ours, which places on TensorFlow."""
+    if isinstance(value, Distribution):
+        return value
+    theirs = keras.distribution
+    for kind in (theirs.ModelParallel, theirs.DataParallel):
+        # A class of the program's own may place variables by other rules.
+        if isinstance(value, kind) and type(value).get_variable_layout is (
+                kind.get_variable_layout):
+            return _counterpart(value)
+    return _checks.check_type(
+        "value", value, Distribution,
+        "a ModelParallel, a DataParallel or None")
+
+
+def _counterpart(value: Any) -> Distribution:
+    if isinstance(value, keras.distribution.DataParallel):
+        return DataParallel(
+            value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
+    return ModelParallel(
+        layout_map=_keras_private.layout_map_of(value),
+        batch_dim_name=value.batch_dim_name,
+        auto_shard_dataset=value.auto_shard_dataset)

@@ -6,9 +6,12 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap.distribution.tensor_layout import (
+    TensorLayout,
+    to_dtensor_layout,
+)
 from tf_layoutmap.layout.mesh import pinning, transfer
 from tf_layoutmap.layout.mesh.layouts import Layout
-from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
 
 dtensor = tf.experimental.dtensor
 
@@ -39,9 +42,7 @@ def distribute_tensor(
       ValueError: The layout has no mesh, or does not fit the tensor's shape.
     """
     if isinstance(layout, keras.distribution.TensorLayout):
-        layout = TensorLayout(layout.axes, layout.device_mesh)
-    if isinstance(layout, TensorLayout):
-        layout = layout.to_dtensor()
+        layout = to_dtensor_layout(layout)
     _checks.check_type("layout", layout, dtensor.Layout,
                        "a TensorLayout or a dtensor.Layout")
     if isinstance(tensor, keras.KerasTensor):

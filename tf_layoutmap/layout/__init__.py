@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from tf_layoutmap import _lazy
 
 _HOMES = {
-    "DeviceMesh": "tf_layoutmap.layout.mesh.device_mesh:DeviceMesh",
+    "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "LayoutMapWarning":
         "tf_layoutmap.layout.step.computed_whole_report:LayoutMapWarning",
-    "TensorLayout": "tf_layoutmap.layout.mesh.tensor_layout:TensorLayout",
+    "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
     "default_mesh": "tf_layoutmap.layout.mesh.trace_context:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",
     "to_host": "tf_layoutmap.layout.mesh.transfer:to_host",
@@ -18,10 +18,10 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from tf_layoutmap.distribution.device_mesh import DeviceMesh
+    from tf_layoutmap.distribution.tensor_layout import TensorLayout
     from tf_layoutmap.layout.dtensor_switches import self_check
     from tf_layoutmap.layout.layout_map import LayoutMap
-    from tf_layoutmap.layout.mesh.device_mesh import DeviceMesh
-    from tf_layoutmap.layout.mesh.tensor_layout import TensorLayout
     from tf_layoutmap.layout.mesh.trace_context import default_mesh
     from tf_layoutmap.layout.mesh.transfer import to_host, to_mesh
     from tf_layoutmap.layout.step.computed_whole_report import LayoutMapWarning

@@ -10,6 +10,7 @@ import keras
 
 from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap.layout.explanation import Explanation, VariableReport
+from tf_layoutmap.layout.keras_layout_map import as_table
 from tf_layoutmap.layout.mesh.layouts import mesh_sizes
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
@@ -40,7 +41,7 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
       TypeError: `layout_map` is no LayoutMap or `model` no layer.
       ValueError: The map has no mesh.
     """
-    _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
+    layout_map = as_table(layout_map)
     tf_keras = _keras_private.imported_tf_keras()
     if tf_keras is not None and isinstance(model, tf_keras.layers.Layer):
         from tf_layoutmap.layout.tf_keras import found_variables

@@ -4,23 +4,27 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import keras
+
 from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap._patches import engine as patches
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
+from tf_layoutmap.layout.keras_layout_map import as_table
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.mesh.prepare import prepare_process
 from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
 # What is given is what the scope yields.
-AnyLayoutTable = TypeVar("AnyLayoutTable", bound=LayoutTable)
+AnyLayoutMap = TypeVar(
+    "AnyLayoutMap", bound=LayoutTable | keras.distribution.LayoutMap)
 
 
 @contextlib.contextmanager
-def layout_map_scope(layout_map: AnyLayoutTable, *, init: str = "sharded",
+def layout_map_scope(layout_map: AnyLayoutMap, *, init: str = "sharded",
                      batch_dim: str | None = None) -> Iterator[
-                         AnyLayoutTable]:
+                         AnyLayoutMap]:
     """Layers made under this scope keep their weights on a mesh.
 
     Each weight becomes a `dtensor.DVariable` with the layout that
@@ -47,7 +51,9 @@ def layout_map_scope(layout_map: AnyLayoutTable, *, init: str = "sharded",
     ```
 
     Args:
-      layout_map: `tlm.LayoutMap` or `tlm.distribution.LayoutMap`.
+      layout_map: `tlm.LayoutMap`, `tlm.distribution.LayoutMap`, or
+        `keras.distribution.LayoutMap`, whose keys then match as Keras matches
+        them: the whole path of a variable.
       init: `"sharded"`: each device draws its own part of a weight, so no
         device ever holds more. `"host"`: weights start with the same bits as
         without a mesh, at the price of one whole weight on the host.
@@ -63,7 +69,7 @@ def layout_map_scope(layout_map: AnyLayoutTable, *, init: str = "sharded",
         out, a layout does not fit a variable.
       RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
     """
-    context = prepared_context(layout_map, init, batch_dim)
+    context = prepared_context(as_table(layout_map), init, batch_dim)
     with activated(context), _tf_keras_scope(context):
         yield layout_map
         context.initialize_pending()
@@ -74,9 +80,9 @@ def prepared_context(layout_map: LayoutTable, init: str,
                   batch_dim: str | None) -> MeshContext:
     """Returns a context for new models, in a process that is ready for it.
 
-    Arguments and errors are those of `layout_map_scope`.
+    Arguments and errors are those of `layout_map_scope`, for a map that
+    `as_table` has returned.
     """
-    _checks.check_type("layout_map", layout_map, LayoutTable, "a LayoutMap")
     _checks.check_one_of("init", init, initial_values.INITS)
     context = MeshContext(layout_map, init, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap._patches import engine
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import arguments, resharding
 from tf_layoutmap.sharded.access import reading, tensor_use, writing
@@ -66,6 +67,9 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         axis = arguments.check_axis(axis, name)
         variables = arguments.check_variables(variables, name, axis)
         sizes = [known_size(variable, axis) for variable in variables]
+        if _tf_private.has_dtensor_device():
+            # It may be the device that checkpoints are written by.
+            engine.ensure("checkpoints")
         self._hold(Shards(
             variables, arguments.partition_of(sizes, placement, axis, name),
             name, axis))

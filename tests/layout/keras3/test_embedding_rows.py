@@ -41,6 +41,28 @@ def test_it_trains_as_without_a_mesh(sizes, make):
     pairs.assert_slots_lie_like_weights(trained)
 
 
+@pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.Adagrad(0.1),
+    lambda: keras.optimizers.Adam(0.01)], ids=["adagrad", "adam"])
+def test_repeated_ids_train_a_table_that_the_batch_axis_divides(axes, make):
+    # Keras squares the gradients of equal rows one by one.
+    trained = pairs.assert_trains_alike(
+        model, IDS, {"e.embeddings": axes}, optimizer=make)
+    assert axes_of(trained.get_layer("e").embeddings) == axes
+
+
+def test_a_table_that_is_also_multiplied_by_trains_as_without_a_mesh():
+    def tied():
+        ids = keras.Input((6,), dtype="int32")
+        table = keras.layers.ReversibleEmbedding(16, 8, name="e")
+        x = keras.layers.Flatten()(table(table(ids), reverse=True))
+        return keras.Model(ids, keras.layers.Dense(4, name="head")(x))
+
+    pairs.assert_trains_alike(
+        tied, IDS, {"e.embeddings": ("batch", "model")})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),

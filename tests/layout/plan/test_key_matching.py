@@ -1,11 +1,15 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_layoutmap.layout.plan.key_matching import (
+    MODES,
     Match,
     PatternTable,
     refuse_two,
+    refuse_two_as_keras,
 )
 
 
@@ -28,6 +32,15 @@ def test_match_starts_at_the_beginning_and_search_does_not():
     key = "my_model/dense_1/kernel"
     assert PatternTable(["dense.*kernel"], mode="match").find([key]) is None
     assert PatternTable(["dense.*kernel"], mode="search").find([key])
+
+
+# A pattern with a group is tried in another way than one without.
+@pytest.mark.parametrize("pattern", ["dense.*kernel", "dense.*(kernel|bias)"])
+def test_fullmatch_takes_the_whole_key(pattern):
+    table = PatternTable([pattern], mode="fullmatch")
+    assert table.find(["dense_1/kernel"]).pattern == pattern
+    assert table.find(["my_model/dense_1/kernel"]) is None
+    assert table.find(["dense_1/kernel_norm"]) is None
 
 
 def test_a_pattern_may_fit_any_name_of_a_variable():
@@ -55,8 +68,18 @@ def test_two_claims_are_refused_in_the_words_of_both():
         refuse_two(table.find(["d1.kernel"]))
 
 
+def test_two_claims_are_refused_in_keras_words():
+    table = PatternTable([".*kernel", "d.*"])
+    with pytest.raises(ValueError, match=(
+            r"Path 'd1.kernel' matches multiple layout specification keys: "
+            r"\['\.\*kernel', 'd\.\*'\]")):
+        refuse_two_as_keras(table.find(["d1.kernel"]))
+
+
 def test_an_equal_pattern_is_no_second_claim():
-    refuse_two(PatternTable(["d.*", "d1"]).find(["d1"]))
+    match = PatternTable(["d.*", "d1"]).find(["d1"])
+    refuse_two(match)
+    refuse_two_as_keras(match)
 
 
 @pytest.mark.parametrize(("pattern", "kind", "words"), [
@@ -72,16 +95,15 @@ def test_a_bad_pattern_is_refused(pattern, kind, words):
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="match"):
-        PatternTable(mode="fullmatch")
+        PatternTable(mode="exactly")
 
 
 @given(patterns=st.lists(st.from_regex(r"[ab.*]{1,4}", fullmatch=True)
                          .filter(lambda p: not p.startswith("*") and
                                  "**" not in p), unique=True, max_size=5),
-       key=st.text("ab", min_size=1, max_size=4))
-def test_find_is_the_first_that_fits(patterns, key):
-    import re
+       key=st.text("ab", min_size=1, max_size=4), mode=st.sampled_from(MODES))
+def test_find_is_the_first_that_fits(patterns, key, mode):
     expected = key if key in patterns else next(
-        (p for p in patterns if re.match(p, key)), None)
-    found = PatternTable(patterns).find([key])
+        (p for p in patterns if getattr(re, mode)(p, key)), None)
+    found = PatternTable(patterns, mode=mode).find([key])
     assert (found and found.pattern) == expected

@@ -161,10 +161,15 @@ def _is_settled(variable: Any) -> bool:
 def active_context() -> MeshContext | None:
     """Returns the innermost open scope of this thread, or None.
 
-    Outside all scopes, the context that `set_standing_context` has set.
+    Outside all scopes, the context that `set_standing_context` has set, or
+    that of a distribution of ours that Keras' `set_distribution` was given.
     """
     stack = getattr(_active, "stack", None)
-    return stack[-1] if stack else getattr(_active, "standing", None)
+    if stack:
+        return stack[-1]
+    standing = getattr(_active, "standing", None)
+    return standing if standing is not None else getattr(
+        keras.distribution.distribution(), "_context_if_set_in_keras", None)
 
 
 def set_standing_context(context: MeshContext | None) -> None:

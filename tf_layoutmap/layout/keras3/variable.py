@@ -82,10 +82,8 @@ class MeshVariable(keras.Variable):
             return value
         # Otherwise DTensor meets one axis in two dimensions of a product, which
         # it refuses or takes for pairs. The gradient is scattered again.
-        return dtensor.relayout(tf.convert_to_tensor(value), dtensor.Layout(
-            [dtensor.UNSHARDED if of_dimension in axes else of_dimension
-             for of_dimension in self._value.layout.sharding_specs],
-            self._value.layout.mesh))
+        return _gathered_along(axes, tf.convert_to_tensor(value),
+                               self._value.layout)
 
     def _is_gathered(self) -> bool:
         """Whether the layer that it belongs to needs it whole."""
@@ -214,3 +212,27 @@ class _Constant:
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         return tf.cast(self.value, dtype or self.value.dtype)
+
+
+def _gathered_along(axes: set[str], tensor: tf.Tensor,
+                    layout: Layout) -> tf.Tensor:
+    """Returns a tensor of this layout, no longer divided by `axes`.
+
+    The gradient of a lookup stays rows, as that of any table: the gradient of
+    DTensor's relayout would add up equal rows, and Keras' optimizers square
+    each of them on its own.
+    """
+    gathered = dtensor.Layout(
+        [dtensor.UNSHARDED if one in axes else one
+         for one in layout.sharding_specs], layout.mesh)
+
+    @tf.custom_gradient
+    def relayout(whole: tf.Tensor) -> Any:
+        def gradient(dy: Any) -> Any:
+            # Otherwise as DTensor has it.
+            return dy if isinstance(dy, tf.IndexedSlices) else (
+                dtensor.relayout_like(dy, whole))
+
+        return dtensor.relayout(whole, gathered), gradient
+
+    return relayout(tensor)

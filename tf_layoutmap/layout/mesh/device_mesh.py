@@ -1,6 +1,7 @@
-"""A grid of devices with named axes, in the terms of keras.distribution."""
+"""Devices by name, and a grid of them as a `dtensor.Mesh`."""
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,9 @@ from tf_layoutmap import _checks
 from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
+
+# Of each grid its mesh, made when it is first asked for.
+_meshes: "weakref.WeakKeyDictionary[Any, Mesh]" = weakref.WeakKeyDictionary()
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
@@ -62,99 +66,46 @@ class DevicesInAGrid(Protocol):
 AnyMesh = DevicesInAGrid | Mesh
 
 
-class DeviceMesh:
-    """Devices in a grid, each axis with a name.
+def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
+    """Refuses what is no grid, in the words of keras.distribution.
 
-    Aligned with `tf.experimental.dtensor.Mesh`, which `to_dtensor` returns.
+    Args:
+      shape: Devices along each axis.
+      axis_names: The name of each axis.
+      devices: Array of as many device names as the grid has.
 
-    ```python
-    mesh = tlm.distribution.DeviceMesh(
-        (2, 2), ("batch", "model"),
-        devices=["cpu:0", "cpu:1", "cpu:2", "cpu:3"])
-    ```
+    Raises:
+      TypeError: A size is no integer or a name no string.
+      ValueError: A size below 1, names that repeat or whose number is not
+        that of the axes, or another number of devices than the grid has.
     """
-
-    def __init__(self, shape: Sequence[int], axis_names: Sequence[str],
-                 devices: Sequence[str] | np.ndarray | None = None):
-        """Makes the mesh.
-
-        Args:
-          shape: Devices along each axis, each at least 1.
-          axis_names: A name per axis, no two alike.
-          devices: `math.prod(shape)` device names such as `"cpu:0"`, in the
-            order of the grid; None for all of `list_devices()`.
-
-        Raises:
-          TypeError: A size is no integer or a name no string.
-          ValueError: A size below 1, names that repeat or whose number is not
-            that of the axes, or another number of devices than the grid has.
-        """
-        shape = tuple(_checks.check_int("shape", size, lowest=1)
-                      for size in shape)
-        names = tuple(_checks.check_type(
-            "axis_names", name, str, "strings") for name in axis_names)
-        if not shape or len(shape) != len(names):
-            raise ValueError(
-                "A DeviceMesh needs one axis name for each axis of `shape`, "
-                f"at least one. Received: shape={shape}, axis_names={names}.")
-        if len(set(names)) < len(names):
-            raise ValueError(_checks.message(
-                "axis_names", "different from each other", names))
-        if dtensor.UNSHARDED in names:
-            raise ValueError(_checks.message(
-                "axis_names", f"other than {dtensor.UNSHARDED!r}, DTensor's "
-                "word for no axis", names))
-        found = np.array(
-            list_devices() if devices is None else devices, dtype=object)
-        if found.size != math.prod(shape):
-            raise ValueError(
-                f"A DeviceMesh of shape {shape} has {math.prod(shape)} "
-                f"devices. Received: {found.size} devices "
-                f"({', '.join(map(str, found.flat))}). For more devices of "
-                "one CPU see "
-                "tf.config.set_logical_device_configuration.")
-        self._shape = shape
-        self._axis_names = names
-        self._devices = found.reshape(shape)
-        self._dtensor: Mesh | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Devices along each axis."""
-        return self._shape
-
-    @property
-    def axis_names(self) -> tuple[str, ...]:
-        """The name of each axis."""
-        return self._axis_names
-
-    @property
-    def devices(self) -> np.ndarray:
-        """The device names, as an array of `shape`."""
-        return self._devices
-
-    @property
-    def backend_mesh(self) -> Mesh:
-        """The `dtensor.Mesh`, by keras.distribution's name."""
-        return self.to_dtensor()
-
-    def to_dtensor(self) -> Mesh:
-        """Returns the `tf.experimental.dtensor.Mesh` of these devices."""
-        mesh = self._dtensor
-        if mesh is None:
-            dims = list(zip(self._axis_names, self._shape))
-            names = [str(device).upper() for device in self._devices.flat]
-            if dtensor.num_clients() > 1:
-                mesh = dtensor.create_distributed_mesh(
-                    dims, device_type=names[0].split(":")[0])
-            else:
-                mesh = dtensor.create_mesh(dims, devices=names)
-            self._dtensor = mesh
-        return mesh
-
-    def __repr__(self) -> str:
-        return (f"DeviceMesh(shape={self._shape}, "
-                f"axis_names={self._axis_names})")
+    received = f"Received: shape={shape}, axis_names={axis_names}"
+    if len(shape) == 0 or len(axis_names) == 0:
+        raise ValueError(
+            "Shape and axis_names cannot be empty: a DeviceMesh needs at "
+            f"least one axis. {received}")
+    for size in shape:
+        _checks.check_int("shape", size, lowest=1)
+    for name in axis_names:
+        _checks.check_type("axis_names", name, str, "strings")
+    if len(shape) != len(axis_names):
+        raise ValueError(
+            "Shape and axis_names should have same size: a DeviceMesh needs "
+            f"one axis name for each axis of `shape`. {received}")
+    if len(set(axis_names)) < len(axis_names):
+        raise ValueError(_checks.message(
+            "axis_names", "different from each other", axis_names))
+    if dtensor.UNSHARDED in axis_names:
+        raise ValueError(_checks.message(
+            "axis_names", f"other than {dtensor.UNSHARDED!r}, DTensor's "
+            "word for no axis", axis_names))
+    if devices.size != math.prod(shape):
+        raise ValueError(
+            "Shape does not match the number of devices: a DeviceMesh of "
+            f"shape {tuple(shape)} has {math.prod(shape)} devices. Received: "
+            f"{devices.size} devices ({', '.join(map(str, devices.flat))}). "
+            "For more devices of one CPU see "
+            "tf.config.set_logical_device_configuration.")
 
 
 def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
@@ -162,15 +113,40 @@ def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
 
     Raises:
       TypeError: It is none of them.
+      ValueError: It is no grid of devices.
     """
     if isinstance(mesh, Mesh):
         return mesh
-    if not isinstance(mesh, DeviceMesh):
-        shape, names, devices = [
-            getattr(mesh, name, None)
-            for name in ("shape", "axis_names", "devices")]
-        if shape is None or names is None or devices is None:
-            raise TypeError(_checks.message(
-                "device_mesh", "a DeviceMesh or a dtensor.Mesh", mesh))
-        mesh = DeviceMesh(shape, names, np.ravel(devices))
-    return mesh.to_dtensor()
+    made = _meshes.get(check_mesh("device_mesh", mesh))
+    if made is None:
+        devices = np.asarray(mesh.devices)
+        check_grid(mesh.shape, mesh.axis_names, devices)
+        made = _meshes[mesh] = _make(mesh.shape, mesh.axis_names, devices)
+    return made
+
+
+def check_mesh(argument: str, mesh: Any) -> Any:
+    """Returns `mesh` if `to_dtensor_mesh` takes it, else a TypeError."""
+    if isinstance(mesh, Mesh) or all(
+            hasattr(mesh, name) for name in ("shape", "axis_names",
+                                             "devices")):
+        return mesh
+    raise TypeError(_checks.message(
+        argument, "a DeviceMesh or a dtensor.Mesh", mesh))
+
+
+def _make(shape: Sequence[int], axis_names: Sequence[str],
+          devices: np.ndarray) -> Mesh:
+    dims = list(zip(axis_names, map(int, shape)))
+    names = [str(device).upper() for device in devices.flat]
+    if dtensor.num_clients() > 1:
+        return dtensor.create_distributed_mesh(
+            dims, device_type=names[0].split(":")[0])
+    return dtensor.create_mesh(dims, devices=names)
+
+
+def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
+    """Returns the size of each axis; makes no mesh for it."""
+    if isinstance(mesh, Mesh):
+        return {name: mesh.dim_size(name) for name in mesh.dim_names}
+    return dict(zip(mesh.axis_names, map(int, mesh.shape)))

@@ -23,5 +23,6 @@ def prepare_process() -> None:
             "tlm.layout.to_mesh, before the first operation of "
             "tf.experimental.dtensor.", stacklevel=3)
     engine.ensure("mesh")
+    engine.ensure("checkpoints")
     if policies.available():
         missing_rules.enable_missing_ops()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import shard_shapes
+from tf_layoutmap.layout.mesh import device_mesh, shard_shapes
 from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.plan import key_matching, layer_limits
 
@@ -94,17 +94,25 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
         given = getattr(variable, "_given_layout", None)
         match, value, problems = None, None, []
         if given is None and not is_state:
-            match = layout_map.find(names)
+            match = layout_map.find(
+                layout_map._names_to_match(variable.path, names))
         if isinstance(given, Layout):
             axes = axes_of_layout(given)
             made[axes] = given
+        elif given is not None:
+            # A TensorLayout, given to `add_weight`.
+            axes = tuple(given.axes)
+            if given.device_mesh is not None and (
+                    device_mesh.to_dtensor_mesh(given.device_mesh) != mesh):
+                problems.append(
+                    "the layout it was given is on another mesh than the "
+                    "LayoutMap's")
         elif match is None:
             axes = (None,) * len(shape)
         else:
             value = layout_map[match.pattern]
             axes = tuple(layout_map.axes_of(value))
-            if layout_map.strict:
-                problems += _strict_problems(match)
+            problems += _match_problems(layout_map, match)
         problems += shard_shapes.fit_problems(axes, shape, sizes)
         if owner is not None:
             problems += layer_limits.weight_problems(
@@ -158,9 +166,9 @@ def layers_of_variables(model: Any) -> dict[int, Any]:
     return layers
 
 
-def _strict_problems(match: key_matching.Match) -> list[str]:
+def _match_problems(layout_map: Any, match: key_matching.Match) -> list[str]:
     try:
-        key_matching.refuse_two(match)
+        layout_map._check_match(match)
     except ValueError as error:
         return [str(error).rstrip(".")]
     return []

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from tf_layoutmap import _checks, _deprecated
 
 # "match" starts at the beginning of the key, as tf.keras.dtensor did;
-# "search" finds a pattern anywhere in it, as keras.distribution documents.
-MODES = ("match", "search")
+# "search" finds a pattern anywhere in it, as keras.distribution documents;
+# "fullmatch" compares the whole key, as keras.distribution does.
+MODES = ("match", "search", "fullmatch")
 
 
 class Match(NamedTuple):
@@ -42,7 +43,7 @@ class PatternTable:
 
         Args:
           patterns: What to add, in this order.
-          mode: `"match"` or `"search"`.
+          mode: One of `MODES`.
         """
         self.mode = _checks.check_one_of("match", mode, MODES)
         self._compiled: dict[str, re.Pattern[str]] = {}
@@ -81,7 +82,7 @@ class PatternTable:
         return self._try(self._compiled[pattern])(key) is not None
 
     def _try(self, compiled: re.Pattern[str]) -> Callable[[str], Any]:
-        return compiled.match if self.mode == "match" else compiled.search
+        return getattr(compiled, self.mode)
 
     def _all_at_once(self) -> re.Pattern[str]:
         """Returns a pattern that fits whatever any of them fits."""
@@ -91,7 +92,7 @@ class PatternTable:
                 p.groups or p.flags != re.UNICODE
                 for p in self._compiled.values())
             self._any = re.compile("|".join(
-                f"(?:{p})" for p in self._compiled) if plain else "")
+                f"(?:{p})" for p in self._compiled) if plain else "(?s:.*)")
         return self._any
 
     def find(self, keys: Sequence[str]) -> Match | None:
@@ -134,3 +135,13 @@ def refuse_two(match: Match) -> None:
             f"A strict LayoutMap gives each key to one pattern. Received: key "
             f"{match.key!r}, matched by {patterns}. Narrow the patterns until "
             "one is left, or use strict=False: then the first one is taken.")
+
+
+def refuse_two_as_keras(match: Match) -> None:
+    """Raises the ValueError of `keras.distribution.LayoutMap` for two keys."""
+    if match.shadowed and match.pattern != match.key:
+        raise ValueError(
+            f"Path {match.key!r} matches multiple layout specification keys: "
+            f"{[match.pattern, *match.shadowed]}. Please make sure each "
+            "tensor/variable path only matches at most one layout "
+            "specification key in the LayoutMap.")

@@ -28,6 +28,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     defined above the modules that read a table, so imports have no circle.
     """
 
+    # Whether a name that two keys match is refused, strict or not.
+    _refuses_two = False
+
     def __init__(self, mesh: Mesh | None = None, *, match: str = "match",
                  strict: bool = False):
         """Makes an empty map.
@@ -36,7 +39,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
           mesh: `dtensor.Mesh` on which variables without a layout are
             replicated; None to take it from the layouts.
           match: How a key is tried as a regular expression: `"match"` from
-            the start of the name, `"search"` anywhere in it.
+            the start of the name, `"search"` anywhere in it, `"fullmatch"`
+            on all of it.
           strict: Refuse a name that two keys match, unless one equals it.
 
         Raises:
@@ -83,7 +87,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
         Raises:
           TypeError: `key` is no string.
-          ValueError: The map is strict and two keys match.
+          ValueError: Two keys match, and the map is strict or one of
+            `tlm.distribution`.
         """
         _checks.check_type("key", key, str, "a string")
         if key in self._layouts:
@@ -91,9 +96,26 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         match = self._patterns.find([key])
         if match is None:
             return None
+        self._check_match(match)
+        return self._layouts[match.pattern]
+
+    def _check_match(self, match: key_matching.Match) -> None:
+        """Raises a ValueError if this map leaves no choice between keys."""
         if self._strict:
             key_matching.refuse_two(match)
-        return self._layouts[match.pattern]
+        elif self._refuses_two:
+            key_matching.refuse_two_as_keras(match)
+
+    def _names_to_match(self, path: str, names: collections.abc.Sequence[str]
+                       ) -> collections.abc.Sequence[str]:
+        """Returns by which of its names a variable is looked up.
+
+        Args:
+          path: What Keras calls the variable.
+          names: All of its names, `path` too.
+        """
+        del path
+        return names
 
     def __setitem__(self, key: str, layout: Layout) -> None:
         """Stores `layout` under the name or pattern `key`.
@@ -105,8 +127,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         """
         if isinstance(key, str) and key in self._layouts:
             raise ValueError(
-                f"{key!r} already exists in the LayoutMap with value "
-                f"{self._layouts[key]}. Delete it first to set it anew.")
+                f"{key} already exists in the LayoutMap with value "
+                f"{self._layouts[key]}. Please make sure to not use "
+                "duplicated keys, or delete it first to set it anew.")
         layout = self._check_layout(key, layout)
         self._patterns.add(key)
         self._layouts[key] = layout

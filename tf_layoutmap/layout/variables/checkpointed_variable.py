@@ -7,16 +7,22 @@ tensor, each from its device. Whoever reads them sees the whole tensor, and any
 mesh, or none, reads it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.layout.variables import checkpoint_files
 from tf_layoutmap.layout.variables.all_or_nothing_variable import (
     AllOrNothingVariable,
 )
+
+if TYPE_CHECKING:
+    from tensorflow.experimental.dtensor import DVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -36,16 +42,28 @@ class StoredVariable(AllOrNothingVariable):
         return super().assign(value, *args, **kwargs)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
-        # Only DTensor's own op lets several clients write one checkpoint.
-        if dtensor.num_clients() > 1:
+        if not checkpoint_files.are_slices():
             return super()._gather_saveables_for_checkpoint()
         return {_KEY: lambda name=self.name: _ShardsSaveable(self, name)}
+
+
+def saveables(original: Callable, variable: DVariable) -> dict:
+    """Returns how a DVariable of the program's own is written: as slices, too.
+
+    Args:
+      original: What is replaced.
+      variable: The variable; one that asks for bfloat16 in its file is left
+        to TensorFlow.
+    """
+    if variable.save_as_bf16 or not checkpoint_files.are_slices():
+        return original(variable)
+    return {_KEY: lambda name=variable.name: _ShardsSaveable(variable, name)}
 
 
 class _ShardsSaveable(_tf_private.SaveableObject):
     """Reads and restores the shards of a variable under one key."""
 
-    def __init__(self, variable: StoredVariable, key: str):
+    def __init__(self, variable: DVariable, key: str):
         self._variable = variable
         self._shards = transfer.unique_shards(
             variable.shape, variable.layout)
@@ -72,10 +90,8 @@ class _ShardsSaveable(_tf_private.SaveableObject):
             value = variable.read_value()
             return value if slices is None else value[slices]
 
-        spec = "" if slices is None else tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-            full_name=key, full_shape=variable.shape.as_list(),
-            var_offset=[s.start for s in slices],
-            var_shape=[s.stop - s.start for s in slices]).spec
+        spec = "" if slices is None else checkpoint_files.slice_spec(
+            key, variable.shape, slices)
         return _tf_private.SaveSpec(
             read, spec, key, variable.dtype,
             variable.layout.mesh.local_devices()[device])

@@ -1,0 +1,88 @@
+"""A `keras.distribution.LayoutMap`, matched as Keras matches it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tf_layoutmap import _checks
+from tf_layoutmap.layout.mesh.device_mesh import to_dtensor_mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.plan.key_matching import Match
+from tf_layoutmap.layout.plan.layout_table import LayoutTable
+
+# Where a map of Keras keeps the table that reads it.
+_TABLE = "_tf_layoutmap_table"
+
+
+def as_table(layout_map: Any) -> LayoutTable:
+    """Returns a layout map of ours, or of Keras, as the table of its layouts.
+
+    Raises:
+      TypeError: It is neither.
+    """
+    if isinstance(layout_map, LayoutTable) or not isinstance(
+            layout_map, keras.distribution.LayoutMap):
+        return _checks.check_type(
+            "layout_map", layout_map, LayoutTable, "a LayoutMap")
+    table = getattr(layout_map, _TABLE, None)
+    if table is None:
+        table = _KerasLayoutTable(layout_map)
+        setattr(layout_map, _TABLE, table)
+    return table
+
+
+class _KerasLayoutTable(LayoutTable):
+    """The keys of a map of Keras, which the program may go on filling.
+
+    A key must match the whole path that Keras gives a variable, and no other
+    key may.
+    """
+
+    _refuses_two = True
+
+    def __init__(self, layout_map: keras.distribution.LayoutMap):
+        mesh = layout_map.device_mesh
+        super().__init__(None if mesh is None else to_dtensor_mesh(mesh),
+                         match="fullmatch")
+        self._keras_map = layout_map
+        self._follow()
+
+    def _follow(self) -> None:
+        """Takes over what was set or deleted since."""
+        now = dict(self._keras_map.items())
+        if list(now) == list(self._layouts) and all(
+                self._layouts[key] is layout for key, layout in now.items()):
+            return
+        for key in list(self._layouts):
+            del self[key]
+        for key, layout in now.items():
+            self[key] = layout
+
+    def find(self, keys: Sequence[str]) -> Match | None:
+        self._follow()
+        return super().find(keys)
+
+    def _names_to_match(self, path: str,
+                       names: Sequence[str]) -> Sequence[str]:
+        del names
+        return [path]
+
+    def mesh_in_use(self) -> Mesh:
+        self._follow()
+        return super().mesh_in_use()
+
+    def __iter__(self) -> Iterator[str]:
+        self._follow()
+        return super().__iter__()
+
+    def axes_of(self, value: Any) -> tuple[str | None, ...]:
+        return tuple(value.axes)
+
+    def _mesh_of(self, value: Any) -> Mesh | None:
+        return (None if value.device_mesh is None
+                else to_dtensor_mesh(value.device_mesh))
+
+    def _check_layout(self, key: Any, layout: Any) -> Any:
+        del key
+        return layout
