@@ -17,10 +17,7 @@ from tf_layoutmap.layout.mesh import (
     trace_context,
 )
 from tf_layoutmap.layout.processes.checks import ProcessChecks
-from tf_layoutmap.layout.step import (
-    computed_whole_report,
-    refused_operations,
-)
+from tf_layoutmap.layout.step.retraced_function import RetracedFunction
 from tf_layoutmap.layout.variables import all_or_nothing
 
 
@@ -47,19 +44,13 @@ class MeshStep:
         self.checks = ProcessChecks(
             model, context.mesh, context.batch_dim, kind)
         self.model_step = getattr(model, f"{kind}_step")
-        # A strict map refuses what DTensor cannot divide.
-        self.is_strict = getattr(context.layout_map, "strict", False)
         self._is_prepared = False
-        self._refused = refused_operations.RefusedOperations()
-        self._run: Any = self._new_function()
-
-    def _new_function(self) -> Any:
-        """Returns what runs the step on a batch; traces it if it may."""
-        run = self._run_whole if self.kind == "train" else self.run
+        run = self._run_whole if kind == "train" else self.run
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
-        return run if self.model.run_eagerly else tf.function(
-            run, autograph=self.autograph)
+        self._run: Any = run if model.run_eagerly else RetracedFunction(
+            lambda: tf.function(run, autograph=self.autograph), model, kind,
+            context)
 
     def prepare(self, batch: Any) -> None:
         """Makes all variables of a step, before the first one is traced.
@@ -94,53 +85,10 @@ class MeshStep:
             with trace_context.default_mesh(mesh, batch_dim), (
                     error_messages.explained(
                         self.model, self.kind, lambda: self._graph(batch))):
-                outputs = self._run_or_retrace(batch)
+                outputs = self._run(batch)
             # Errors of a step arrive with what is read of it.
             return self.map_structure(batches.to_host_tensor, outputs)
 
-    def _run_or_retrace(self, batch: Any) -> Any:
-        """Runs the step; traces it anew with more of it whole if refused.
-
-        DTensor refuses while it compiles, before anything is computed.
-        """
-        if self.model.run_eagerly:
-            return self._run(batch)
-        while True:
-            traces = self._run.experimental_get_tracing_count()
-            try:
-                with self._refused.marks.applied(self.context.mesh):
-                    if self.is_strict:
-                        self._refuse_whole_operations(batch)
-                    outputs = self._run(batch)
-            except tf.errors.OpError as error:
-                if self.is_strict or not self._refused.mark(
-                        error, lambda: self._graph(batch)):
-                    raise
-                self._run = self._new_function()
-                continue
-            if self._run.experimental_get_tracing_count() > traces:
-                computed_whole_report.note(
-                    self._computed_whole(batch), self.model, self.kind)
-            return outputs
-
-    def _computed_whole(self, batch: Any) -> tuple[Any, ...]:
-        return computed_whole_report.find(
-            self._graph(batch), self.model, self._refused.why)
-
-    def _refuse_whole_operations(self, batch: Any) -> None:
-        self._run.get_concrete_function(batch)
-        found = self._computed_whole(batch)
-        if found:
-            raise error_messages.UnsupportedByDTensorError(
-                computed_whole_report.sentence(found, self.model, self.kind) +
-                " A LayoutMap with strict=False lets every device compute them "
-                "whole.")
-
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`, or None without one."""
-        if self.model.run_eagerly:
-            return None
-        try:
-            return self._run.get_concrete_function(batch).graph
-        except Exception:  # The trace itself failed; its error is raised.
-            return None
+        return None if self.model.run_eagerly else self._run.graph(batch)
