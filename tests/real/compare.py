@@ -127,6 +127,7 @@ def warnings_reported():
             yield
         finally:
             for warning in caught:
-                if warning.category.__name__ == "LayoutMapWarning":
+                if (warning.category.__name__ == "LayoutMapWarning" and
+                        "without effect" not in str(warning.message)):
                     say("WHOLE", sentence=" ".join(
                         str(warning.message).split())[:300])
