@@ -15,8 +15,9 @@ KINDS = {
     "tf_keras, layers": "tests.real.tf_keras_layers",
     "programs": "tests.real.programs",
 }
+SELF_TEST = {"self test": "tests.real.self_test"}
 
 
 def cases(kind: str) -> dict[str, Any]:
     """The cases of a kind by their names; each has a method `run`."""
-    return importlib.import_module(KINDS[kind]).CASES
+    return importlib.import_module({**KINDS, **SELF_TEST}[kind]).CASES
