@@ -22,6 +22,9 @@ TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 TF_MINOR := $(shell sed -n 's/^TENSORFLOW = "\(.*\)"$$/\1/p' \
     tf_layoutmap/_requirements.py)
 
+# keras-hub, and what importing it takes.
+HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers
+
 VENV := .venv
 # One interpreter for Bazel, setup.py and the tests, or Bazel would configure
 # itself anew for each of them.
@@ -53,6 +56,8 @@ $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	    -e '.[$(TF_PACKAGE),datasets,develop]'
 	# Only tested where it is; it would pull `tensorflow` over tensorflow-cpu.
 	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"
+	# Its models, for tests/real: what it requires would pull `tensorflow`, too.
+	$(RUN) -m pip install -q --no-deps $(HUB_PACKAGES)
 	touch $@
 
 $(BUILT): $(VENV)/.packages $(NATIVE_SOURCES)
@@ -75,6 +80,11 @@ test: build  ## Runs all tests, C++ and Python.
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
 	$(RUN) -m pytest $(BY_FILES) $(PYTEST_FLAGS)
+
+.PHONY: real
+real: build  ## Runs other people's models and programs on a mesh and without one.
+	mkdir -p build
+	$(RUN) -m tests.real --json build/real.json $(REAL_FLAGS)
 
 .PHONY: bench
 bench: build  ## Measures against TensorFlow's own ops and the machine's roof.

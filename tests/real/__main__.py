@@ -35,10 +35,17 @@ def main() -> int:
                         help="processes at a time, 2 GB each")
     parser.add_argument("--deadline", type=float, default=300,
                         help="seconds of each case")
-    parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+                        help="where results go as they come")
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="PAGE",
+                        help="whose tables are to be these results")
+    parser.add_argument("--results", type=pathlib.Path, nargs="+",
+                        help="what --json wrote before; nothing is run")
     parser.add_argument("--missing-ops", action="store_true")
     options = parser.parse_args()
+    if options.results:
+        return report(options, [result for file in options.results for result
+                                in results.from_json(file.read_text())])
     found = chosen(options)
     if not found:
         parser.error("no case has such a name")
@@ -58,9 +65,14 @@ def main() -> int:
                   flush=True)
             if options.json:
                 options.json.write_text(results.to_json(done))
+    return report(options, done)
+
+
+def report(options: argparse.Namespace, done: list[results.Result]) -> int:
+    """Prints and writes the results; returns the exit code."""
     results.print_table(done)
     if options.markdown:
-        options.markdown.write_text(results.to_markdown(done))
+        results.write_page(options.markdown, done)
     return int(any(result.status in results.FAILURES for result in done))
 
 

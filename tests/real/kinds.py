@@ -11,12 +11,13 @@ KINDS = {
     "keras-hub, encoders of text": "tests.real.hub.encoders",
     "keras-hub, images": "tests.real.hub.images",
     "keras-hub, several kinds of data": "tests.real.hub.mixed",
-    "keras.applications": "tests.real.applications",
-    "tf_keras, layers": "tests.real.tf_keras_layers",
+    "keras.applications": "tests.real.library.applications",
+    "tf_keras, layers": "tests.real.library.tf_keras_layers",
     "programs": "tests.real.programs",
 }
+SELF_TEST = {"self test": "tests.real.self_test"}
 
 
 def cases(kind: str) -> dict[str, Any]:
     """The cases of a kind by their names; each has a method `run`."""
-    return importlib.import_module(KINDS[kind]).CASES
+    return importlib.import_module({**KINDS, **SELF_TEST}[kind]).CASES

@@ -8,7 +8,7 @@ from tests.real.compare import say
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=kinds.KINDS)
+    parser.add_argument("kind", choices=[*kinds.KINDS, *kinds.SELF_TEST])
     parser.add_argument("name")
     parser.add_argument(
         "--missing-ops", action="store_true",

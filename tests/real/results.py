@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import pathlib
 from collections.abc import Iterable
 
 import rich.console
@@ -116,8 +117,18 @@ def print_table(results: Iterable[Result]) -> None:
         console.print(f"{kind}: {counts(found)} of {len(found)}\n")
 
 
+def _escaped(text: str) -> str:
+    for character in "\\`*_{}[]|":
+        text = text.replace(character, "\\" + character)
+    return text.replace("<", "&lt;")
+
+
+# What `write_page` keeps of a page ends with this line.
+MARK = "<!-- What follows is written by `make real`. -->\n"
+
+
 def to_markdown(results: Iterable[Result]) -> str:
-    """Tables for docs/real_programs.md."""
+    """How many cases came to what, and a table of each kind."""
     kinds = by_kind(results)
     lines = ["| | cases | " + " | ".join(STATUSES) + " |",
              "|---" * (len(STATUSES) + 2) + "|"]
@@ -130,9 +141,18 @@ def to_markdown(results: Iterable[Result]) -> str:
                   "| case | result | differs by | remarks |",
                   "|---|---|---|---|"]
         for result in found:
-            remark = _remark(result, 400).replace("|", "\\|")
-            remark = remark.replace("<", "&lt;").replace("*", "\\*")
+            name, remark = map(_escaped, (result.name, _remark(result, 400)))
             lines.append(
-                f"| {result.name} | {result.status} | "
+                f"| {name} | {result.status} | "
                 f"{_number(result.difference)} | {remark} |")
     return "\n".join(lines) + "\n"
+
+
+def write_page(page: pathlib.Path, results: Iterable[Result]) -> None:
+    """Puts the tables of `results` into a page, in place of those there."""
+    text = page.read_text(encoding="utf-8")
+    before, mark, _ = text.partition(MARK)
+    if not mark:
+        raise ValueError(f"{page} has no line {MARK!r}")
+    page.write_text(before + mark + "\n" + to_markdown(results),
+                    encoding="utf-8")

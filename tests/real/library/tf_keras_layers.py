@@ -126,13 +126,13 @@ def _run(case: LayerCase) -> None:
 
 def _files(case: LayerCase, folder: pathlib.Path, plain: Any,
            model: Any) -> None:
-    with check("save", 0.0) as found:
+    with check("save") as found:
         file = os.fspath(folder / "mesh.weights.h5")
         model.save_weights(file)
         other = _model(case)
         other.load_weights(file)
         found.difference = _largest(model, other)
-    with check("load", 0.0) as found:
+    with check("load") as found:
         file = os.fspath(folder / "plain.weights.h5")
         plain.save_weights(file)
         model.load_weights(file)

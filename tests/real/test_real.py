@@ -1,0 +1,41 @@
+"""A few of other people's models and programs; `make real` has all."""
+
+import importlib.util
+
+import pytest
+
+from tests.real import sweep
+
+pytestmark = pytest.mark.slow
+
+FEW = [
+    ("keras-hub, its own layout maps", "Gemma"),
+    ("keras-hub, encoders of text", "XLNet"),
+    ("keras-hub, images", "VGG"),
+    ("keras.applications", "MobileNet"),
+    ("tf_keras, layers", "MultiHeadAttention"),
+    ("programs", "vae"),
+    ("programs", "two_towers"),
+]
+# What still is refused of cases that train.
+MAY_BE_REFUSED = {"generate"}
+
+
+@pytest.mark.parametrize("kind, name", FEW)
+def test_it_trains_on_a_mesh_as_without_one(kind, name):
+    if "hub" in kind and importlib.util.find_spec("keras_hub") is None:
+        pytest.skip("keras-hub is not installed; `make real` does that")
+    result = sweep.run(kind, name, seconds=240)
+    assert result.checks
+    for check in result.checks:
+        assert check.status == "trained" or (
+            check.status == "refused" and check.name in MAY_BE_REFUSED), (
+                check)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None,
+                    reason="keras-hub is not installed")
+def test_no_backbone_with_a_layout_map_is_left_out():
+    from tests.real.hub import own_maps
+
+    assert own_maps.missing() == []
