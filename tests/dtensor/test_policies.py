@@ -1,9 +1,5 @@
 """Registration of ops with tf.dtensor."""
 
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -14,9 +10,7 @@ import tests.strategies  # noqa: F401  splits the CPU before the first op
 from tests.dtensor.test_sharded_rows import on_mesh, to_numpy
 from tests.layout import pairs
 from tf_layoutmap import dtensor as tlm_dtensor
-from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tf_layoutmap.layout import LayoutMapWarning
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +57,6 @@ def test_unknown_ops_and_policies_are_refused():
         tlm_dtensor.register_op("Expint", "rowwise")
 
 
-@pytest.mark.slow
-def test_missing_ops_work_on_divided_tensors_once_enabled():
-    # In a process of its own: it holds for all of a process, and other tests
-    # show that DTensor refuses these ops.
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.dtensor.missing_ops"], cwd=ROOT,
-        capture_output=True, text=True, timeout=120, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "all equal" in run.stdout
-
-
 USES = {
     "Roll": lambda x: tf.roll(x, 1, 0),
     "MatrixDiagPartV3": lambda x: x + tf.linalg.diag_part(x),
@@ -86,15 +69,18 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_missing_op_is_refused_by_layer_with_what_to_do(name):
+def test_a_missing_op_is_computed_whole_and_told_by_layer(name):
     class User(keras.layers.Layer):
         def call(self, x):
             return USES[name](x)
 
-    model = pairs.on_mesh(lambda: keras.Sequential([
-        keras.Input((8,)), keras.layers.Dense(4, name="d1"),
-        User(name="user")]), {"d1.kernel": (None, "model")})
-    with pytest.raises(UnsupportedByDTensorError, match=(
-            rf"no {name} operation on a mesh; model 'sequential\w*' needs one "
-            r"in layer 'user' to predict\. .*enable_missing_ops\(\)")):
-        model.predict(pairs.FEATURES[:8], verbose=0)
+    def make():
+        return keras.Sequential([
+            keras.Input((8,)), keras.layers.Dense(4, name="d1"),
+            User(name="user")])
+
+    expected = pairs.plain(make).predict(pairs.FEATURES[:8], verbose=0)
+    model = pairs.on_mesh(make, {"d1.kernel": (None, "model")})
+    with pytest.warns(LayoutMapWarning, match=rf"{name} in layer 'user'"):
+        predicted = model.predict(pairs.FEATURES[:8], verbose=0)
+    pairs.assert_alike(predicted, expected)

@@ -7,8 +7,6 @@ for 200 steps, and prints by how much the losses differ.
 
 import functools
 import os
-import pathlib
-import subprocess
 import sys
 
 import keras
@@ -96,7 +94,7 @@ LAYERS = {
         stack((6, 8), lambda: L.UnitNormalization(),
               lambda: L.RMSNormalization(name="n")),
         pairs.SERIES, {"n.scale": ("model",), **HEAD}),
-    # Training one too is for agreement_of_missing_ops.
+    # Training one too is for test_agreement_of_missing_ops.
     "fixed SeparableConv2D": (
         stack((8, 8, 3), lambda: L.SeparableConv2D(4, 3, trainable=False)),
         pairs.IMAGES, HEAD),
@@ -198,13 +196,3 @@ def test_losses_agree_in_bfloat16_as_far_as_it_goes(sizes):
         compare("Dense", "Adam", sizes, BFLOAT16, "mixed_bfloat16")
     finally:
         keras.mixed_precision.set_global_policy("float32")
-
-
-def test_losses_agree_where_missing_ops_are_enabled():
-    # In a process of its own, because that is for all of a process.
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.layout.keras3.agreement_of_missing_ops"],
-        cwd=pathlib.Path(__file__).parents[3], capture_output=True, text=True,
-        timeout=400, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.count("agrees: SeparableConv2D") == len(MESHES)

@@ -155,8 +155,13 @@ def test_each_device_holds_its_part_of_weights_and_slots():
 
 
 def refused(make, axes):
-    with pytest.raises(ValueError) as caught:
-        pairs.on_mesh(make, axes)
+    """What a strict map says; others gather such weights for their layer."""
+    mesh = mesh_of(batch=2, model=2)
+    layout_map = tlm.LayoutMap(mesh, strict=True)
+    for key, value in axes.items():
+        layout_map[key] = layout_of(mesh, *value)
+    with pytest.raises(ValueError) as caught, tlm.layout_map_scope(layout_map):
+        make()
     text = str(caught.value)
     assert "nothing was allocated" in text
     return text
@@ -176,20 +181,3 @@ def test_gates_cut_by_a_layout_are_refused():
         lambda: pairs.sequential((6, 8), L.LSTM(8, name="r")),
         {"r.cell.kernel": ("batch", "model")})
     assert "layer 'lstm_cell" in text and "use ('batch', None)" in text
-
-
-@pytest.mark.parametrize("layer", [L.DepthwiseConv2D, L.SeparableConv2D])
-def test_a_depthwise_convolution_predicts_but_does_not_train(layer):
-    def make(trainable):
-        options = {} if layer is L.DepthwiseConv2D else {"filters": 4}
-        return keras.Sequential([
-            keras.Input((8, 8, 3)),
-            layer(kernel_size=3, name="c", trainable=trainable, **options)])
-
-    text = refused(lambda: make(True), {})
-    assert "no gradient for the depthwise kernel of layer 'c'" in text
-    assert "call tlm.dtensor.enable_missing_ops() first" in text
-    first = pairs.plain(lambda: make(False))
-    second = pairs.on_mesh(lambda: make(False), {})
-    pairs.assert_alike(first.predict(pairs.IMAGES, verbose=0),
-                       second.predict(pairs.IMAGES, verbose=0))

@@ -9,30 +9,18 @@ import pytest
 
 from tests.layout.keras3 import layouts_of_layers
 from tests.layout.keras3.test_agreement import EXPLORE
-from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
 FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
-# DTensor has no rule for a divided kernel: refused, by name.
-CONVOLUTIONS = {"Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D",
-                "SeparableConv1D", "SeparableConv2D"}
-
-
-# It transposes its kernel, which DTensor cannot divide both ways: by name, too.
-REFUSED = {("SpectralNormalization", ("model", "batch"))}
 
 
 @pytest.mark.parametrize("name", [
     name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
-    for name in layouts_of_layers.MODELS if name not in CONVOLUTIONS])
+    for name in layouts_of_layers.MODELS])
 @pytest.mark.parametrize("order", layouts_of_layers.MAPS, ids="-".join)
 def test_a_map_of_fully_sharded_data_parallelism(name, order):
     expected = layouts_of_layers.expected_of(name)
     axes = layouts_of_layers.whole_map(name, order)
-    if (name, order) not in REFUSED:
-        layouts_of_layers.assert_alike(name, axes, expected)
-        return
-    with pytest.raises(UnsupportedByDTensorError, match="layout"):
-        layouts_of_layers.assert_alike(name, axes, expected)
+    layouts_of_layers.assert_alike(name, axes, expected)
 
 
 @pytest.mark.slow
@@ -44,5 +32,4 @@ def test_every_layout_of_every_weight(name):
         cwd=pathlib.Path(__file__).parents[3], capture_output=True, text=True,
         timeout=3000, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert ("refused: 0" in run.stdout) == (name not in CONVOLUTIONS), (
-        run.stdout)
+    assert "refused: 0" in run.stdout, run.stdout

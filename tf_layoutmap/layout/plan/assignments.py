@@ -82,7 +82,6 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
     """
     mesh = layout_map.mesh_in_use()
     sizes = mesh_sizes(mesh)
-    broken_layers: dict[int, list[str]] = {}
     made: dict[tuple[str | None, ...], Layout] = {}
     assigned = []
     owned = (zip(variables, ((owner, False) for owner in owners))
@@ -117,11 +116,6 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
         if owner is not None:
             problems += layer_limits.weight_problems(
                 owner, variable, axes, layout_map.strict)
-            if id(owner) not in broken_layers:
-                broken_layers[id(owner)] = [
-                    problem for layer in paths.with_holders(owner)
-                    for problem in layer_limits.layer_problems(layer)]
-            problems += broken_layers[id(owner)]
         layout, held = None, 0
         if not problems:
             layout = made.get(axes)

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.dtensor import policies
 
 _DEPTHWISE = (
     keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D,
@@ -77,18 +76,6 @@ def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
     # Layers of ours check their own weights.
     problems_of_layout = getattr(layer, "problems_of_layout", None)
     return [] if problems_of_layout is None else problems_of_layout(axes)
-
-
-def layer_problems(layer: Any) -> list[str]:
-    """Returns why `layer` cannot run on a mesh, whatever its layouts."""
-    if is_kind(layer, _DEPTHWISE) and layer.trainable and (
-            not policies.can_divide("DepthwiseConv2dNativeBackpropFilter")):
-        return [
-            f"DTensor has no gradient for the depthwise kernel of "
-            f"{_named(layer)}: call tlm.dtensor.enable_missing_ops() first, "
-            "use a Conv layer instead, or trainable=False for a layer that "
-            "only predicts"]
-    return []
 
 
 def _tf_keras_embedding() -> tuple[type, ...]:

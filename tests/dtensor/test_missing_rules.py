@@ -1,19 +1,16 @@
-"""Run by test_policies: enables missing ops and compares them with numpy.
+"""Operations that DTensor has no rule for, beside numpy.
 
-Each op, forward and backward, eagerly and in a function, on a divided tensor,
-beside the same op without a mesh; and a model that uses one.
+Each forward and backward, eagerly and in a function, on a divided tensor.
 """
 
-import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 import tf_layoutmap as tlm
-from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap import _ops
-from tf_layoutmap.dtensor import policies
+from tf_layoutmap.dtensor import missing_rules, policies
 
 # Of one, two and four rows: their means are exact.
 SEGMENTS = np.array([0, 0, 1, 1, 1, 1, 2, 3])
@@ -38,7 +35,7 @@ REFERENCES = {
     for kind, fold in dict(Sum=np.sum, Mean=np.mean, Max=np.max, Min=np.min,
                            Prod=np.prod).items()}
 
-# Ops that only gradients of layers use: see layout/agreement_of_missing_ops.
+# Ops that only gradients of layers use: see test_agreement_of_missing_ops.
 GRADIENTS = {"DepthwiseConv2dNativeBackpropFilter",
              "DepthwiseConv2dNativeBackpropInput", "AvgPoolGrad",
              "AvgPool3DGrad"}
@@ -82,25 +79,32 @@ def check(name, axes):
                     tlm.layout.to_host(ours), theirs, err_msg=name)
 
 
-class Rolled(keras.layers.Layer):
-    def call(self, x):
-        return x + 0.5 * tf.reverse(tf.roll(x, 1, 1), [0])
+@pytest.mark.parametrize("axes", [
+    ("batch", "model"), (None, "batch"), ("model", None)], ids=str)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_it_is_computed_whole_forward_and_backward(name, axes):
+    check(name, axes)
 
 
-def main():
-    enabled = tlm.dtensor.enable_missing_ops()
-    assert enabled and set(enabled) <= set(policies.MISSING_OPS), enabled
+def test_what_keeps_something_or_calls_functions_is_left_out():
+    mesh_of(batch=2)
+    tlm.dtensor.enable_missing_ops()
+    for name in ("PyFunc", "EagerPyFunc", "QueueDequeueV2", "StatelessIf",
+                 "ResourceScatterMul", "StringLower", "Print",
+                 "TensorListReserve", "LookupTableFindV2", "XlaReduceScatter"):
+        assert not missing_rules.is_computed_whole(name), name
+        assert not policies.can_divide(name), name
+
+
+def test_all_others_have_a_rule_afterwards():
+    tlm.dtensor.enable_missing_ops()
     assert tlm.dtensor.enable_missing_ops() == ()
-    assert all(map(_ops.native.has_expander, policies.MISSING_OPS))
-    assert REFERENCES.keys() | GRADIENTS == set(policies.MISSING_OPS)
-    for name in REFERENCES:
-        for axes in (("batch", "model"), (None, "batch"), ("model", None)):
-            check(name, axes)
-    pairs.assert_trains_alike(
-        lambda: pairs.sequential((8,), keras.layers.Dense(
-            16, name="d1"), Rolled()), pairs.FEATURES, pairs.DENSE)
-    print("all equal")
+    for name in (*REFERENCES, *GRADIENTS, "Qr", "FFT", "ResizeBilinear",
+                 "MatrixInverse", "DepthToSpace", "RandomStandardNormal",
+                 "XlaDynamicSlice", "XlaDynamicUpdateSlice"):
+        assert policies.can_divide(name), name
 
 
-if __name__ == "__main__":
-    main()
+def test_rules_of_dtensor_are_not_replaced():
+    assert not missing_rules.is_computed_whole("MatMul")
+    assert not missing_rules.is_computed_whole("RandomUniform")

@@ -1,9 +1,10 @@
-"""Run by test_agreement: layers that train once missing ops are enabled."""
+"""Layers whose gradients DTensor has no rule for agree like all others."""
+
+import pytest
 
 from tests.layout import pairs
 from tests.layout.keras3 import test_agreement, test_layers
 from tests.layout.keras3.test_agreement import CLOSE, EXPLORE, MESHES
-from tf_layoutmap import dtensor as tlm_dtensor
 
 L = test_agreement.L
 stack, HEAD = test_layers.stack, test_layers.HEAD
@@ -38,13 +39,11 @@ def cases():
                 yield layer, SETTINGS[place], sizes
 
 
-def main():
-    tlm_dtensor.enable_missing_ops()
-    test_agreement.LAYERS.update(LAYERS)
-    for layer, setting, sizes in cases():
-        test_agreement.compare(layer, setting, sizes, CLOSE)
-        print(f"agrees: {layer}, {setting} on {sizes}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:To ")
+@pytest.mark.parametrize("layer, setting, sizes", [
+    pytest.param(*case, id=f"{case[0]}-{case[1]}-{len(case[2])}")
+    for case in cases()])
+def test_losses_agree(layer, setting, sizes, monkeypatch):
+    monkeypatch.setitem(test_agreement.LAYERS, layer, LAYERS[layer])
+    test_agreement.compare(layer, setting, sizes, CLOSE)
