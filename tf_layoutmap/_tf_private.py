@@ -87,6 +87,10 @@ TensorFlowShardedVariable = _private(
 UninitializedVariable = _private(
     "ops.resource_variable_ops", "UninitializedVariable")
 
+# Where the handle of a variable is made, with a name for messages.
+gen_resource_variable_ops = _private("ops", "gen_resource_variable_ops")
+_DTENSOR.check_method(gen_resource_variable_ops, "var_handle_op", "debug_name")
+
 # What tf.function keeps of a shard that is passed as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 

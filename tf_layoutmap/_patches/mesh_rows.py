@@ -94,6 +94,10 @@ ROWS = [
             make=_OPS + "held_tensors:made_as_it_is")
       for name, ours in (("TFE_Py_FastPathExecute", "run_fast"),
                          ("TFE_Py_Execute", "run"))),
+    Patch(GROUP, "_tf_private:gen_resource_variable_ops", "var_handle_op",
+          "layout.variables.handles:make",
+          "DTensor compiles an operation for each name of a variable.",
+          TENSORFLOW, "tests/layout/variables/test_handles.py"),
     *(Patch(GROUP, "_tf_private:ResourceVariable", name,
             "layout.variables.host_variables:write",
             "Each device of a mesh writes to a variable of the host.",
