@@ -61,6 +61,7 @@ LEVELS = {
     "layout.variables": 4,
     "layout.plan": 4,
     "layout.processes": 4,
+    "layout.tf_ops.held_tensors": 5,
     "layout.step": 5,
     "layout.keras3": 6,
     "layout.tf_keras": 7,

@@ -136,6 +136,21 @@ def same_samples_on_one_model_axis(me):
     return fit(by_weights(me))
 
 
+def holding(table):
+    held = tf.constant(table, tf.float32)
+    return pairs.on_mesh(lambda: pairs.sequential(
+        (8,), keras.layers.Lambda(lambda x: x @ held)), AXES,
+        mesh_of("batch", "model"))
+
+
+def same_held_tensor(me):
+    return fit(holding(np.eye(8)))
+
+
+def other_held_tensor(me):
+    return fit(holding(np.eye(8) + me))
+
+
 def other_optimizer(me):
     return fit(by_batch(me), optimizer=keras.optimizers.SGD(
         0.01) if me else keras.optimizers.Adam(0.01))
@@ -242,7 +257,8 @@ CASES = [
     last_batch_that_does_not_divide, data_that_fails, callback_that_fails,
     predict_fewer_batches, predict_fewer_samples,
     other_samples_on_one_model_axis, other_samples_later,
-    same_samples_on_one_model_axis, other_optimizer, other_learning_rate,
+    same_samples_on_one_model_axis, same_held_tensor, other_held_tensor,
+    other_optimizer, other_learning_rate,
     other_dtype, other_layout, other_first_weights, weights_set_in_one,
     other_verb, tf_keras_fewer_batches, tf_keras_other_learning_rate,
     comes_too_late, bad_id_in_one]

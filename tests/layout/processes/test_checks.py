@@ -61,6 +61,7 @@ def warnings(found, case):
     ("fewer_batches_of_a_dataset", [(0, 8), (8, 8), (16, 8)]),
     ("smaller_last_batch", [(0, 8), (8, 8), (16, 8), (24, 4)]),
     ("last_batch_that_does_not_divide", [(0, 8), (8, 8), (16, 8), (24, 5)]),
+    ("same_held_tensor", [(0, 8), (8, 8), (16, 8), (24, 8)]),
     ("same_samples_on_one_model_axis",
      [(0, 8), (8, 8), (16, 8), (24, 8)])])
 def test_uneven_ends_are_those_of_one_process(found, case, sizes):
@@ -112,6 +113,13 @@ def test_what_differs_is_refused_in_both(found, case, words):
     for result in results(found, case):
         assert result.startswith(REFUSED)
         assert words in result
+
+
+@pytest.mark.slow
+def test_other_tensors_of_the_host_are_refused_in_both(found):
+    for result in results(found, "other_held_tensor"):
+        assert result.startswith("ProcessError: A tensor of the host")
+        assert "float32 tensor of shape (8, 8) to the mesh, in pro" in result
 
 
 @pytest.mark.slow

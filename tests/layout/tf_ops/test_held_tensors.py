@@ -134,10 +134,10 @@ def test_packed_once_for_each_mesh_and_freed():
 
 def test_a_function_is_refused_once_and_keeps_nothing_alive(monkeypatch):
     refusals = []
-    is_refused = held_tensors._is_refused
+    refused_input = held_tensors._refused_input
     monkeypatch.setattr(
-        held_tensors, "_is_refused",
-        lambda *args: refusals.append(1) or is_refused(*args))
+        held_tensors, "_refused_input",
+        lambda *args: refusals.append(1) or refused_input(*args))
 
     def run():
         held = tf.constant(HELD, tf.float32)
@@ -164,6 +164,19 @@ def test_a_mesh_is_one_of_several():
         function(tf.constant(X)), X * np.float32(HELD))
 
 
+def test_only_what_was_refused_is_packed():
+    """A short list of integers stays known to DTensor's compiler."""
+    held, shape = tf.constant(HELD, tf.float32), tf.constant([4, 50, 3])
+    with default_mesh(MESH):
+        got = tf.function(
+            lambda x, shape: tf.reshape(x + held, shape), autograph=False)(
+                on_mesh(), shape)
+    np.testing.assert_array_equal(
+        to_host(got), (X + np.float32(HELD)).reshape(4, 50, 3))
+    assert hasattr(held, held_tensors._COPIES)
+    assert not hasattr(shape, held_tensors._COPIES)
+
+
 def test_other_errors_stay_and_nothing_runs_twice():
     with default_mesh(MESH):
         with pytest.raises(tf.errors.InvalidArgumentError, match="Dimensions"):
@@ -173,7 +186,7 @@ def test_other_errors_stay_and_nothing_runs_twice():
         def fails():
             calls.append(1)
             raise NotImplementedError(
-                "The op/function Add got a regular tensor for input 0")
+                "The op/function Add got a regular tensor for input 0 ")
 
         with tf.device("CPU:0"), pytest.raises(
                 tf.errors.OpError, match="regular"):

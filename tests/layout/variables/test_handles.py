@@ -26,14 +26,17 @@ def test_the_operation_that_makes_a_handle_is_the_same_for_all_names():
 
 
 def test_each_variable_has_a_value_of_its_own():
-    first, second = variable("one", 1.0), variable("one", 2.0)
-    first.assign_add(first + second)
-    with default_mesh(MESH):
-        tf.function(lambda: second.assign_sub(first), autograph=False)()
-    np.testing.assert_array_equal(to_host(first), [4] * 4)
-    np.testing.assert_array_equal(to_host(second), [-2] * 4)
-    end = weakref.ref(first)
-    del first
+    second = variable("one", 2.0)
+
+    def with_another():
+        first = variable("one", 1.0)
+        first.assign_add(first + second)
+        with default_mesh(MESH):
+            tf.function(lambda: second.assign_sub(first), autograph=False)()
+        np.testing.assert_array_equal(to_host(first), [4] * 4)
+        return weakref.ref(first)
+
+    end = with_another()
     gc.collect()
     assert end() is None
     np.testing.assert_array_equal(to_host(second), [-2] * 4)

@@ -7,6 +7,7 @@ those tensors packed, whole on every device. Where all is on the mesh, nothing
 is looked at, and nothing is slower.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,19 +16,22 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.processes import digest, messages
 
 dtensor = tf.experimental.dtensor
 
-# How DTensor says so, and of which operation. An operation can also fail with
-# the words of one inside of it; then it has begun, and must not run again.
-_REFUSAL = "The op/function {} got a regular tensor for input"
+# How DTensor says so: of which operation, and of which of its inputs. An
+# operation can also fail with the words of one inside of it; then it has begun,
+# and must not run again.
+_REFUSAL = re.compile(r"The op/function (\S+) got a regular tensor for input "
+                      r"(\d+) ")
 
 # The attribute of a tensor with its copies, which live as long as it does.
 _COPIES = "_copies_on_meshes"
 
-# Functions that hold such tensors. DTensor takes its time to refuse them, so
-# they are not run in vain for each step again.
-_holders: set[str] = set()
+# Functions that hold such tensors, and which inputs these are. DTensor takes
+# its time to refuse them, so they are not run in vain for each step again.
+_held_by: dict[str, list[int]] = {}
 
 
 def made_as_it_is(original: Any, ours: Callable[..., Any]) -> Any:
@@ -49,7 +53,7 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
     try:
         return original(*args)
     except _tf_private.OperationFailed as error:
-        if not _is_refused(error, args[1]):
+        if _refused_input(error, args[1]) is None:
             raise
     raise _tf_private.FastWayRefused
 
@@ -62,46 +66,69 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
       *args: The eager context, a device, the name of the operation, its input
         tensors, and more.
     """
-    operation = tf.compat.as_str(args[2])
-    mesh = None
-    if operation not in _holders:
-        try:
-            return original(*args)
-        except tf.errors.UnimplementedError as error:
-            mesh = _mesh_of(args[3])
-            if mesh is None or not _is_refused(error, operation):
-                raise
-        if _tf_private.op_def_of(operation) is None:
-            _holders.add(operation)
-    inputs = args[3]
-    mesh = mesh or _mesh_of(inputs)
+    operation, inputs = tf.compat.as_str(args[2]), args[3]
+    held = _held_by.get(operation, [])
+    mesh = _mesh_of(inputs) if held else None
     if mesh is not None:
-        inputs = [packed(x, mesh) for x in inputs]
-    return original(*args[:3], inputs, *args[4:])
+        inputs = [packed(x, mesh) if position in held else x
+                  for position, x in enumerate(inputs)]
+    while True:
+        try:
+            return original(*args[:3], inputs, *args[4:])
+        except tf.errors.UnimplementedError as error:
+            position, mesh = _refused_input(error, operation), _mesh_of(inputs)
+            if position is None or mesh is None or pinning.on_mesh(
+                    inputs[position]):
+                raise
+        inputs = [*inputs]
+        inputs[position] = packed(inputs[position], mesh)
+        if _tf_private.op_def_of(operation) is None:
+            _held_by.setdefault(operation, []).append(position)
 
 
 def packed(x: Any, mesh: Mesh) -> Any:
     """Returns an eager tensor of the host on `mesh`, whole on every device.
 
-    It is made once for each tensor and mesh. What is on a mesh already stays,
-    and so do handles of variables, which DTensor takes.
+    It is made once for each tensor and mesh. What is on a mesh already stays.
+
+    Raises:
+      ProcessError: Another process has other values.
     """
-    if not isinstance(x, tf.Tensor) or x.dtype == tf.resource or (
-            pinning.on_mesh(x)):
+    if pinning.on_mesh(x):
         return x
     copies = getattr(x, _COPIES, None)
     if copies is None:
         copies = {}
         setattr(x, _COPIES, copies)
     if mesh not in copies:
+        _compare(x, mesh)
         copies[mesh] = transfer.to_mesh(
             x, dtensor.Layout.replicated(mesh, x.shape.rank))
     return copies[mesh]
 
 
-def _is_refused(error: Any, operation: str | bytes) -> bool:
-    return error.message.startswith(
-        _REFUSAL.format(tf.compat.as_str(operation)))
+def _compare(x: Any, mesh: Mesh) -> None:
+    """Refuses other values in other processes: a device has those of one."""
+    if not messages.is_possible(mesh):
+        return
+    what = f"bringing a {x.dtype.name} tensor of shape {x.shape} to the mesh"
+    mine = [x.dtype.name, x.shape.as_list(), digest.checksum(x.numpy())]
+    for client, theirs in enumerate(messages.exchange("held", mine, what)):
+        if theirs != mine:
+            raise messages.ProcessError(
+                "A tensor of the host that a step holds or is given must be "
+                "the same in all processes, since it is whole on every device. "
+                f"Received: other values, {what}, in process {client} than in "
+                f"process {dtensor.client_id()}. Bring batches to the mesh "
+                "with tlm.layout.to_mesh, which divides them.")
+
+
+def _refused_input(error: Any, operation: str | bytes) -> int | None:
+    """Returns which input DTensor refused; None for any other error."""
+    refusal = _REFUSAL.match(error.message)
+    if refusal is None or refusal[1] != tf.compat.as_str(operation):
+        return None
+    return int(refusal[2])
 
 
 def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
