@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.mesh import (
+    graph_optimizer,
     pinning,
     shard_shapes,
     transfer,
@@ -109,7 +110,8 @@ def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
     draw = _draw_function(initializer, shape, dtype, layout)
     replicated = dtensor.Layout.replicated(layout.mesh, 1)
     seed = transfer.to_mesh(seed.astype(np.int64), replicated)
-    return dtensor.call_with_layout(draw, layout, seed)
+    with graph_optimizer.switched_off():
+        return dtensor.call_with_layout(draw, layout, seed)
 
 
 def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
