@@ -112,11 +112,7 @@ for _name in ("assign", "assign_add", "assign_sub"):
 variable_creators_of = _private(
     "framework.ops", "Graph._variable_creator_stack").fget
 _private("distribute.distribute_lib", "StrategyExtendedV2._scope")
-# What `tf.function` returns.
-Function = _private(
-    "eager.polymorphic_function.polymorphic_function", "Function")
-if "_autograph" not in Function.__init__.__code__.co_names:
-    raise _DTENSOR.refusal("where `tf.function(autograph=)` is not kept")
+_private("eager.polymorphic_function.polymorphic_function", "Function")
 OWN_CREATORS = ("tensorflow.python.distribute", "tensorflow.python.eager")
 
 # All ops of this process, TensorFlow's and those of loaded libraries.
@@ -178,11 +174,6 @@ _private("eager.context", "Context.device_name")
 def current_device() -> str:
     """Returns the name of this thread's device, also while it traces."""
     return _context().device_name
-
-
-def converts_control_flow(function: Any) -> bool:
-    """Returns what a `tf.function` was given for `autograph`."""
-    return function._autograph
 
 
 # How the functions that this thread calls are optimized: for a mesh otherwise.

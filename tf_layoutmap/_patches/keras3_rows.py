@@ -1,6 +1,6 @@
 """Names of Keras 3, replaced for models made under a layout map."""
 
-from tf_layoutmap._patches.rows import KERAS, TENSORFLOW, Patch
+from tf_layoutmap._patches.rows import KERAS, Patch
 
 GROUP = "keras3"
 _CODE, _TESTS = "layout.keras3.", "tests/layout/keras3/"
@@ -31,10 +31,6 @@ ROWS = [
     _row("keras:layers.Layer", "__call__", "layer_calls:call",
          "Tensors from the host are not on the mesh of the weights.",
          "test_layer_calls.py"),
-    Patch(GROUP, "_tf_private:Function", "__call__",
-          _CODE + "model_functions:call",
-          "A function of a model, as `generate`, is not traced for its mesh.",
-          TENSORFLOW, _TESTS + "test_model_functions.py"),
     _row("keras:layers.Embedding", "call", "embedding_rows:embedding_call",
          "Each device looks ids up in its own part of the table.",
          "test_embedding_rows.py"),
