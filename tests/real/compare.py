@@ -66,8 +66,8 @@ def judge(found: Check, close: float, rounding) -> None:
         return
     most = rounding()
     if found.difference <= most:
-        say("REASON", sentence="rounding, which the model amplifies: changed "
-            f"last bits of its first weights make {most:.0e}")
+        say("REASON", sentence="rounding, which the model amplifies, "
+            f"explains {most:.0e}")
         return
     found.status = "differs"
     found.sentence = (f"by {found.difference:.1e}; rounding explains "

@@ -19,7 +19,7 @@ LAST_BIT = 2.0 ** -24
 # Beyond this, no amount of rounding is an excuse.
 MOST = 1e-4
 # Several sums of a step are rounded, not only the first weights.
-FACTOR = 4
+FACTOR = 10
 
 _RANDOM = (keras.initializers.VarianceScaling,
            keras.initializers.RandomUniform,

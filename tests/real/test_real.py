@@ -12,8 +12,8 @@ FEW = [
     ("keras-hub, its own layout maps", "Gemma"),
     ("keras-hub, encoders of text", "XLNet"),
     ("keras-hub, images", "VGG"),
-    ("keras.applications", "MobileNet"),
-    ("tf_keras, layers", "MultiHeadAttention"),
+    ("keras.applications", "VGG16"),
+    ("tf_keras, layers", "Embedding"),
     ("programs", "vae"),
     ("programs", "two_towers"),
 ]

@@ -8,6 +8,10 @@ from tests.real.models import ModelCase
 A = keras.applications
 
 CLASSES = 10
+# Images are small and few, so that the batch statistics of the last layers are
+# those of eight numbers: with larger steps ResNet50V2 makes 7e-2 of a last bit.
+RATES = {"ResNet50V2": 1e-5}
+
 # The smallest member, and the smallest side that it takes.
 FAMILIES = {
     "ConvNeXtTiny": (A.ConvNeXtTiny, 32),
@@ -26,12 +30,11 @@ FAMILIES = {
     "Xception": (A.Xception, 71),
 }
 
-# Dropout of what they have by default is left out: `classes` and a pooling
-# stand in for the head that has it.
+# Without their head, which has dropout.
 SETTINGS = dict(weights=None, include_top=False, pooling="avg")
 
 
-def make(family, side: int):
+def make(family, side: int, rate: float):
     """The family's smallest model as a classifier of small images."""
     def model() -> keras.Model:
         body = family(input_shape=(side, side, 3), **SETTINGS)
@@ -39,7 +42,7 @@ def make(family, side: int):
             keras.Input((side, side, 3)), body,
             keras.layers.Dense(CLASSES, name="head")])
         made.compile(
-            keras.optimizers.SGD(0.01),
+            keras.optimizers.SGD(rate),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return made
     return model
@@ -49,9 +52,9 @@ def data(model: keras.Model):
     """Eight images and classes."""
     rng = np.random.default_rng(0)
     shape = (8, *model.input_shape[1:])
-    return (rng.uniform(0, 255, shape).astype(np.float32),
+    return (rng.uniform(-1, 1, shape).astype(np.float32),
             np.arange(8) % CLASSES)
 
 
-CASES = {name: ModelCase(make(family, side), data)
+CASES = {name: ModelCase(make(family, side, RATES.get(name, 1e-3)), data)
          for name, (family, side) in FAMILIES.items()}
