@@ -24,7 +24,7 @@ else:
 __all__ = [
     "POLICIES",
     "available",
-    "enable_missing_ops",
     "register_op",
     "unavailable_reason",
+    "enable_missing_ops",
 ]
