@@ -25,7 +25,7 @@ FAMILIES = {
     "MobileNetV3Small": (A.MobileNetV3Small, 32),
     "NASNetMobile": (A.NASNetMobile, 32),
     "ResNet50": (A.ResNet50, 32),
-    "ResNet50V2": (A.ResNet50V2, 32),
+    "ResNet50V2": (A.ResNet50V2, 96),
     "VGG16": (A.VGG16, 32),
     "Xception": (A.Xception, 71),
 }
