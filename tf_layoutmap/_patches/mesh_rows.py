@@ -27,7 +27,7 @@ def _operation(module: str, name: str, raw: str, ours: str, why: str,
 
 def _random(module: str, ours: str, why: str, **names: str) -> list[Patch]:
     """Rows of random operations: where Python makes them, and `tf.raw_ops`."""
-    rows = []
+    rows: list[Patch] = []
     for name, raw in names.items():
         made = (f"_tf_private:{module}", name)
         common: dict[str, Any] = dict(

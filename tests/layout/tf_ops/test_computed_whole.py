@@ -165,3 +165,14 @@ def test_kernels_of_convolutions_and_gates_are_gathered_for_their_layers():
             "s.pointwise_kernel": (None, None, "model", "batch"),
             "r.cell.kernel": ("batch", "model")})
     assert axes_of(model.layers[0].kernel) == (None, None, None, "model")
+
+@pytest.mark.parametrize("parts", [
+    lambda p: [p[:, 16:], p], lambda p: [p, p[:, :0], p[:, 2:3]],
+    lambda p: [p[:, 3:4], p[:, :3], p[:, 16:]]], ids=["one", "two", "last"])
+def test_empty_parts_of_a_concatenation_have_gradients_too(parts):
+    # The gradient of one ended the process.
+    pairs.assert_trains_alike(
+        lambda: pairs.sequential(
+            (8,), L.Dense(16, name="d1"),
+            Uses(lambda p: tf.concat(parts(p), axis=1))),
+        pairs.FEATURES, {"d1.kernel": (None, "model")})

@@ -5,7 +5,7 @@ must be whole: DTensor lets each device do it to its own part. So it is made
 whole where all of TensorFlow's Python makes such an operation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,12 +43,25 @@ def concat(original: Callable[..., Any], mesh: Mesh | None, values: Any,
     if not isinstance(values, (list, tuple)) or all(map(is_shape, values)):
         return original(values, axis, name=name)
     static = tf.get_static_value(axis)
+    values = _with_something(values, static)
+    if len(values) == 1:
+        return tf.identity(values[0], name=name)
     # A layout can leave one dimension only as it is.
     first = not static or any(
         static + len(getattr(x, "shape", ())) == 0 for x in values)
     pin = pinning.whole if first else pinning.whole_samples
     pinned = [pin(x, mesh) for x in values]
     return pin(original(pinned, axis, name=name), mesh)
+
+
+def _with_something(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
+    """Returns the parts that are not empty, or all of them if all are.
+
+    The gradient of an empty part ends the process.
+    """
+    parts = [x for x in values if axis is None or not (
+        tf.is_tensor(x) and x.shape.rank and x.shape[axis] == 0)]
+    return parts or values
 
 
 def cut(original: Callable[..., Any], mesh: Mesh | None, input: Any, begin: Any,
