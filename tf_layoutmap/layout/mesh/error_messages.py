@@ -18,47 +18,21 @@ _IN_THE_DATA = (
     "dataset.map(lambda x, y: (layer(x), y)).")
 
 # What in Keras uses an op that DTensor lacks, and what to do instead.
+_LOOPS = ("The gradient of a loop needs it whose number of steps depends on "
+          "values: make it a Python int.")
 _REMEDIES = {
-    "AvgPoolGrad": "The gradient of AveragePooling needs it: use MaxPooling, "
-                   "GlobalAveragePooling, a strided Conv layer, or "
-                   "tlm.dtensor.enable_missing_ops().",
-    "AvgPool3DGrad": "The gradient of AveragePooling3D needs it: use "
-                     "MaxPooling, GlobalAveragePooling, a strided Conv layer, "
-                     "or tlm.dtensor.enable_missing_ops().",
-    "ReverseV2": "tf.reverse needs it: use keras.ops.flip, which works on a "
-                 "mesh, or tlm.dtensor.enable_missing_ops().",
-    "EmptyTensorList": "The gradient of a loop needs it whose number of steps "
-                       "depends on values: make it a Python int.",
-    "DepthwiseConv2dNativeBackpropFilter":
-        "Depthwise and separable convolutions need it: use Conv layers, or "
-        "tlm.dtensor.enable_missing_ops().",
-    "FusedBatchNormV3":
-        "BatchNormalization of tf_keras uses it for images: pass fused=False.",
-    "MatrixDiagPartV3": "tf.linalg.diag_part needs it: use keras.ops.diag, "
-                        "which works on a mesh, or "
-                        "tlm.dtensor.enable_missing_ops().",
-    **{op: f"tf.{name} needs it: call tlm.dtensor.enable_missing_ops() before."
-       for op, name in {
-           "Roll": "roll", "MatrixDiagV3": "linalg.diag",
-           "MatrixSetDiagV3": "linalg.set_diag",
-           **{f"Segment{kind}": f"math.segment_{kind.lower()}"
-              for kind in ("Sum", "Mean", "Max", "Min", "Prod")}}.items()},
-    "BatchMatMulV3": "Quantized layers need it: save the model, load it "
-                     "outside the scope, and quantize that one.",
+    "EmptyTensorList": _LOOPS,
+    "TensorListReserve": _LOOPS,
+    "PyFunc": "tf.numpy_function needs it: call it in dataset.map.",
+    "EagerPyFunc": "tf.py_function needs it: call it in dataset.map.",
     **{op: _IN_THE_DATA.format(what) for op, what in {
-        "Bucketize": "Discretization",
         "LookupTableFindV2": "A lookup of strings or integers",
         "AsString": "Hashing",
         "StringToHashBucketFast": "Hashing",
         "StringToHashBucketStrong": "Hashing",
         "StringLower": "TextVectorization",
         "StaticRegexReplace": "TextVectorization",
-        "StringSplitV2": "TextVectorization",
-        "ImageProjectiveTransformV3":
-            "A random rotation, zoom, shear or translation"}.items()},
-    "TensorListReserve": "The gradient of a loop needs it whose number of "
-                         "steps depends on values: make it "
-                         "a Python int.",
+        "StringSplitV2": "TextVectorization"}.items()},
 }
 
 
