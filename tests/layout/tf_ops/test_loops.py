@@ -121,3 +121,19 @@ def test_without_a_mesh_loops_stay_loops():
         rows = tf.data.Dataset.from_tensors(X).map(
             lambda x: tf.map_fn(lambda row: row + 1.0, x))
     np.testing.assert_allclose(next(rows.as_numpy_iterator()), X + 1.0)
+
+
+def test_going_backwards_in_a_loop_of_unknown_length_is_refused():
+    # It ended the process.
+    mesh = mesh_of(batch=2, model=2)
+    x = to_mesh(np.ones((8, 4), np.float32), layout_of(mesh, "batch", "model"))
+
+    @tf.function(autograph=False)
+    def step(x, count):
+        return tf.while_loop(
+            lambda i, y: i < count, lambda i, y: (i + 1, y[:, ::-1]),
+            (0, x))[1]
+
+    with default_mesh(mesh), pytest.raises(
+            UnsupportedByDTensorError, match="cannot reverse a dimension"):
+        step(x, to_mesh(np.int32(3), layout_of(mesh)))

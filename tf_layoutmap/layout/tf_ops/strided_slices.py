@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh import error_messages, pinning
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import entries, is_shape, known
 from tf_layoutmap.layout.tf_ops.slice_parts import (
@@ -21,6 +21,7 @@ from tf_layoutmap.layout.tf_ops.slice_parts import (
     counted_from_the_front,
     written_out,
 )
+from tf_layoutmap.layout.tf_ops.unrolled_array import where
 
 
 def strided_slice(original: Callable[..., Any], mesh: Mesh | None, input: Any,
@@ -32,6 +33,8 @@ def strided_slice(original: Callable[..., Any], mesh: Mesh | None, input: Any,
     if not (_is_of_shapes(x) and _goes_forward(strides)) or (
             masks.get("new_axis_mask")):
         written = _written(x.shape, begin, end, strides, masks)
+    if not _goes_forward(strides):
+        _refuse_in_loops()
     if written is None:
         pin = _pin_of_unknown(strides, mesh)
         return pin(original(
@@ -44,6 +47,20 @@ def strided_slice(original: Callable[..., Any], mesh: Mesh | None, input: Any,
     for axis in added:
         x = tf.expand_dims(x, axis)
     return x
+
+
+def _refuse_in_loops() -> None:
+    """Refuses to go backwards in a loop that was not unrolled.
+
+    The relayout that it needs ends the process there.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if graph.building_function and graph.name.startswith("while_"):
+        raise error_messages.UnsupportedByDTensorError(
+            "DTensor cannot reverse a dimension in a loop whose number of "
+            "steps is not known while it is traced. Received: a slice with a "
+            f"negative stride {where()}. Reverse it before or after the loop, "
+            "or make the number of steps a Python int.")
 
 
 def strided_slice_gradient(
