@@ -91,7 +91,7 @@ def test_what_keeps_something_or_calls_functions_is_left_out():
     tlm.dtensor.enable_missing_ops()
     for name in ("PyFunc", "EagerPyFunc", "QueueDequeueV2", "StatelessIf",
                  "ResourceScatterMul", "StringLower", "Print",
-                 "TensorListReserve", "LookupTableFindV2", "XlaReduceScatter"):
+                 "LookupTableFindV2", "XlaReduceScatter"):
         assert not missing_rules.is_computed_whole(name), name
         assert not policies.can_divide(name), name
 
@@ -103,6 +103,21 @@ def test_all_others_have_a_rule_afterwards():
                  "MatrixInverse", "DepthToSpace", "RandomStandardNormal",
                  "XlaDynamicSlice", "XlaDynamicUpdateSlice"):
         assert policies.can_divide(name), name
+
+
+def test_what_works_on_each_element_stays_divided():
+    mesh = mesh_of(batch=2, model=2)
+    value = np.linspace(0.5, 4, 32, dtype=np.float32).reshape(8, 4)
+    names = sorted(missing_rules._ELEMENTWISE)
+    with tlm.layout.default_mesh(mesh):
+        x = tlm.layout.to_mesh(value, layout_of(mesh, "batch", "model"))
+        for name in names:
+            y = getattr(tf.raw_ops, name)(x=x)
+            assert tf.experimental.dtensor.fetch_layout(
+                y).sharding_specs == ["batch", "model"], name
+            np.testing.assert_array_equal(
+                tlm.layout.to_host(y), getattr(tf.raw_ops, name)(
+                    x=tf.constant(value)), err_msg=name)
 
 
 def test_rules_of_dtensor_are_not_replaced():

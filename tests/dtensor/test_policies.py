@@ -62,10 +62,7 @@ USES = {
     "MatrixDiagPartV3": lambda x: x + tf.linalg.diag_part(x),
     "MatrixDiagV3": lambda x: tf.reduce_sum(tf.linalg.diag(x), axis=-1),
     "MatrixSetDiagV3": lambda x: tf.linalg.set_diag(x, x[0]),
-} | {
-    f"Segment{kind}": lambda x, kind=kind: x + getattr(
-        tf.math, f"segment_{kind.lower()}")(x, np.zeros(8, np.int64))[:1]
-    for kind in ("Sum", "Mean", "Max", "Min", "Prod")}
+}
 
 
 @pytest.mark.parametrize("name", USES)

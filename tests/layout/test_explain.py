@@ -103,8 +103,9 @@ def test_an_unknown_axis_is_found(mesh):
 
 def test_what_dtensor_cannot_do_is_found(mesh):
     model = keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 3, name="c")])
-    problems = map_of(
-        mesh, c__kernel=(None, None, None, "model")).explain(model).problems()
+    layout_map = tlm.LayoutMap(mesh, strict=True)
+    layout_map["c.kernel"] = layout_of(mesh, None, None, None, "model")
+    problems = layout_map.explain(model).problems()
     assert "layer 'c' (Conv2D)" in problems[0]
 
 

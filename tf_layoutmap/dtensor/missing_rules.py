@@ -31,6 +31,12 @@ _CONTROL_FLOW = frozenset((
 _TYPES = frozenset(dtype.as_datatype_enum for dtype in (
     tf.string, tf.resource, tf.variant))
 
+# Those of one input that work on each element: divided as it is.
+_ELEMENTWISE = frozenset((
+    "Expint", "Dawsn", "Spence", "FresnelCos", "FresnelSin", "BesselI0",
+    "BesselI0e", "BesselI1", "BesselI1e", "BesselJ0", "BesselJ1", "BesselK0",
+    "BesselK0e", "BesselK1", "BesselK1e", "BesselY0", "BesselY1"))
+
 _enabled: set[str] = set()
 
 
@@ -38,10 +44,10 @@ def enable_missing_ops() -> tuple[str, ...]:
     """Lets tf.dtensor run the stock ops that it has no rule for.
 
     They are computed whole: each device gathers the inputs and computes
-    everything. It holds for the whole process. What makes a mesh, a layout map
-    or a tensor on a mesh with this package calls it; call it yourself for
-    programs that use `tf.experimental.dtensor` alone, or again after a library
-    of ops was loaded.
+    everything; a few work on each element and stay divided. It holds for the
+    whole process. What makes a mesh, a layout map or a tensor on a mesh with
+    this package calls it. Call it yourself for programs that use
+    `tf.experimental.dtensor` alone, or again after a library of ops was loaded.
 
     Left out are ops that keep something (variables, tables, queues), call
     functions, or take strings. Results with a number of rows that is not known
@@ -60,9 +66,12 @@ def enable_missing_ops() -> tuple[str, ...]:
     enabled = []
     for op in _tf_private.registered_ops():
         if _is_function_of_inputs(op) and not policies.can_divide(op.name):
-            policies.register_op(op.name, "replicated")
+            is_divided = op.name in _ELEMENTWISE
+            policies.register_op(
+                op.name, "elementwise" if is_divided else "replicated")
             enabled.append(op.name)
-    _enabled.update(enabled)
+            if not is_divided:
+                _enabled.add(op.name)
     return tuple(enabled)
 
 

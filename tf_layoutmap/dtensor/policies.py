@@ -58,6 +58,9 @@ def register_op(name: str, policy: str) -> None:
     >>> import tf_layoutmap as tlm
     >>> tlm.dtensor.register_op("LayoutMap>LookupShard", "batch_parallel")
 
+    Call it before the first mesh, layout map or tensor on a mesh is made:
+    that registers ops without a rule to be computed whole, for good.
+
     Args:
       name: The op's registered name, as `"MyNamespace>MyOp"`.
       policy: One of the above.

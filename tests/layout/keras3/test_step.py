@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout import LayoutMapWarning
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
@@ -356,9 +357,18 @@ def test_an_op_that_dtensor_lacks_is_computed_whole_in_a_metric():
     pairs.assert_alike(*results)
 
 
+def test_discretization_in_a_model_is_computed_whole():
+    def make():
+        return keras.Sequential([
+            keras.Input((1,)), keras.layers.Discretization(
+                bin_boundaries=[0.0], output_mode="one_hot"),
+            keras.layers.Dense(4, name="d2")])
+
+    pairs.assert_alike(*(pairs.fit(model, X[:, :1]) for model in (
+        pairs.plain(make), pairs.on_mesh(make, axes={}))))
+
+
 @pytest.mark.parametrize("layer, values", [
-    (lambda: keras.layers.Discretization(
-        bin_boundaries=[0.0], output_mode="one_hot"), X[:, :1]),
     (lambda: keras.layers.IntegerLookup(
         vocabulary=[1, 2], output_mode="multi_hot"),
      np.arange(32)[:, np.newaxis])])
@@ -386,25 +396,19 @@ def test_preprocessing_in_a_model_is_sent_to_the_input(layer, values):
             second, data, None, batch_size=None))
 
 
-def test_an_op_that_dtensor_cannot_divide_is_refused_with_a_way_out():
+def test_a_loss_that_dtensor_cannot_divide_is_computed_whole():
     def loss(y, p):
         return -tf.reduce_sum(y * tf.one_hot(tf.math.argmax(p, -1), 4) * p)
 
-    model = pairs.on_mesh(pairs.dense_model, {
-        "d2.kernel": (None, "model"), "d2.bias": ("model",)})
-    model.compile("sgd", loss)
-    with pytest.raises(UnsupportedByDTensorError,
-                       match=r"cannot divide a \w+ .*to test \(.* Leave the"):
-        model.evaluate(X, np.eye(4, dtype=np.float32)[Y], verbose=0)
-
-
-def test_average_pooling_behind_weights_is_refused_with_a_way_out():
-    model = pairs.on_mesh(lambda: pairs.sequential(
-        (8, 8, 3), keras.layers.Conv2D(2, 3),
-        keras.layers.AveragePooling2D(2)), axes={})
-    with pytest.raises(UnsupportedByDTensorError,
-                       match="no AvgPoolGrad.*to train.*MaxPooling"):
-        pairs.fit(model, pairs.IMAGES)
+    axes = {"d2.kernel": (None, "model"), "d2.bias": ("model",)}
+    models = pairs.plain(pairs.dense_model), pairs.on_mesh(
+        pairs.dense_model, axes)
+    for model in models:
+        model.compile("sgd", loss)
+    y = np.eye(4, dtype=np.float32)[Y]
+    with pytest.warns(LayoutMapWarning, match="To test, model"):
+        losses = [model.evaluate(X, y, verbose=0) for model in models]
+    pairs.assert_alike(*losses)
 
 
 def test_after_a_bad_label_training_goes_on():

@@ -18,6 +18,7 @@ from tf_layoutmap.layout.mesh import (
     transfer,
 )
 from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.tf_ops import random_operations
 from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor
@@ -130,7 +131,8 @@ def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
             def draw(seed: Any) -> Any:
                 drawing = copy.copy(template)
                 drawing.seed = SeedArgument(seed)
-                return tf.cast(drawing(shape, dtype=dtype), dtype)
+                with random_operations.drawn_in_parts():
+                    return tf.cast(drawing(shape, dtype=dtype), dtype)
 
             _drawn[key] = draw
         return _drawn[key]

@@ -4,11 +4,12 @@ DTensor lets each device draw its own part, with a seed of its own, or has no
 rule. Here every device draws all numbers from the same seed, and uses its part.
 """
 
+import contextlib
 import functools
 import inspect
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ _SHARED_SEED = "tf_layoutmap/seed_of_random_operations"
 _WAIT_SECONDS = 60.0
 _lock = threading.Lock()
 _drawn: list[int] = []
+_thread = threading.local()
 
 
 def correct(original: Callable[..., Any],
@@ -69,8 +71,20 @@ def seeded(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
 
 def stateless(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
               **kwargs: Any) -> Any:
-    """Draws all numbers on every device."""
+    """Draws all numbers on every device, unless in `drawn_in_parts`."""
+    if getattr(_thread, "in_parts", False):
+        return original(*args, **kwargs)
     return pinning.whole(original(*args, **kwargs), mesh)
+
+
+@contextlib.contextmanager
+def drawn_in_parts() -> Iterator[None]:
+    """While open, devices draw their own parts: first values of weights."""
+    _thread.in_parts = True
+    try:
+        yield
+    finally:
+        _thread.in_parts = False
 
 
 def _new_seed() -> int:
