@@ -73,26 +73,25 @@ class RandomUniformIntOp : public RandomKernel {
     for (int i = 0; i < 2; ++i) {
       const Tensor& limit = ctx->input(i + 1);
       OP_REQUIRES(ctx, limit.dims() == 0,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      i == 0 ? "`minval`" : "`maxval`",
-                      " must be a scalar. Received: shape ",
-                      limit.shape().DebugString())));
+                  absl::InvalidArgumentError(
+                      absl::StrCat(i == 0 ? "`minval`" : "`maxval`",
+                                   " must be a scalar. Received: shape ",
+                                   limit.shape().DebugString())));
       limits[i] = limit.scalar<T>()();
     }
     OP_REQUIRES(ctx, limits[0] < limits[1],
                 absl::InvalidArgumentError(absl::StrCat(
                     "`maxval` must be greater than `minval`. Received: minval=",
                     limits[0], ", maxval=", limits[1])));
-    Draw<T>(ctx,
-            UniformDistribution<PhiloxRandom, T>(limits[0], limits[1]));
+    Draw<T>(ctx, UniformDistribution<PhiloxRandom, T>(limits[0], limits[1]));
   }
 };
 
-#define REGISTER_UNIFORM(type)                                      \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>RandomUniform")           \
-                              .Device(tensorflow::DEVICE_CPU)       \
-                              .HostMemory("shape")                  \
-                              .TypeConstraint<type>("dtype"),       \
+#define REGISTER_UNIFORM(type)                                \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>RandomUniform")     \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .HostMemory("shape")            \
+                              .TypeConstraint<type>("dtype"), \
                           RandomUniformOp<type>)
 REGISTER_UNIFORM(Eigen::half);
 REGISTER_UNIFORM(Eigen::bfloat16);
@@ -100,11 +99,11 @@ REGISTER_UNIFORM(float);
 REGISTER_UNIFORM(double);
 #undef REGISTER_UNIFORM
 
-#define REGISTER_UNIFORM_INT(type)                                  \
-  REGISTER_KERNEL_BUILDER(Name("LayoutMap>RandomUniformInt")        \
-                              .Device(tensorflow::DEVICE_CPU)       \
-                              .HostMemory("shape")                  \
-                              .TypeConstraint<type>("Tout"),        \
+#define REGISTER_UNIFORM_INT(type)                            \
+  REGISTER_KERNEL_BUILDER(Name("LayoutMap>RandomUniformInt")  \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .HostMemory("shape")            \
+                              .TypeConstraint<type>("Tout"),  \
                           RandomUniformIntOp<type>)
 REGISTER_UNIFORM_INT(int32_t);
 REGISTER_UNIFORM_INT(int64_t);
