@@ -8,6 +8,8 @@ import sys
 import hypothesis
 import pytest
 
+from tests import long_cases
+
 # TensorFlow's start-up notes would bury the one line that matters.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -31,8 +33,16 @@ def long_files() -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Where files run at the same time, long ones start first."""
+    """Marks what is known to take long; long files start first.
+
+    The order matters where files run at the same time.
+    """
+    slow = long_cases.read()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("slow")
     if hasattr(config, "workerinput"):  # A worker of pytest-xdist.
         files = {ROOT / file: -number for number, file in
                  enumerate(reversed(long_files()), 1)}
