@@ -16,6 +16,10 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 dtensor = tf.experimental.dtensor
 
+# Models that a test does not use: the garbage collector might else come before
+# the end of their scope.
+KEPT = []
+
 
 @pytest.fixture(scope="module")
 def mesh():
@@ -395,7 +399,7 @@ def test_clone_and_from_config_follow_the_scope(layout_map, layouts):
 
 def test_nothing_changes_outside_the_scope(layout_map):
     with tlm.layout_map_scope(layout_map):
-        sequential()
+        KEPT.append(sequential())
     plain = sequential()
     assert not any(isinstance(v, MeshVariable) for v in plain.weights)
     assert type(plain.weights[0]) is keras.Variable
@@ -409,7 +413,7 @@ def test_nothing_changes_outside_the_scope(layout_map):
 def test_an_error_inside_the_scope_comes_out_as_it_is(layout_map):
     with pytest.raises(KeyError, match="mine"):
         with tlm.layout_map_scope(layout_map):
-            sequential()
+            KEPT.append(sequential())
             raise KeyError("mine")
     assert not isinstance(sequential().weights[0], MeshVariable)
 
@@ -475,7 +479,7 @@ def test_a_key_that_nothing_goes_by_is_told(mesh, strict):
     told = (pytest.raises(ValueError, match=words) if strict
             else pytest.warns(UserWarning, match=words))
     with told, tlm.layout_map_scope(layout_map):
-        sequential()
+        KEPT.append(sequential())
 
 
 def test_no_key_is_told_of_while_layers_wait(layout_map):
@@ -515,7 +519,7 @@ def test_a_strict_map_refuses_two_claims_in_the_scope(mesh):
     layout_map[".*1.kernel"] = layout_of(mesh, "model", None)
     with pytest.raises(ValueError, match=r"matched by 'd\.\*kernel'"):
         with tlm.layout_map_scope(layout_map):
-            sequential()
+            KEPT.append(sequential())
 
 
 def test_an_unknown_mesh_axis_is_refused_in_the_scope(mesh):
@@ -525,7 +529,7 @@ def test_an_unknown_mesh_axis_is_refused_in_the_scope(mesh):
     layout_map["d1.kernel"] = (None, "modle")
     with pytest.raises(ValueError, match="did you mean 'model'"):
         with tlm.layout_map_scope(layout_map):
-            sequential()
+            KEPT.append(sequential())
 
 
 def test_the_map_of_keras_distribution_works_in_the_scope(mesh):

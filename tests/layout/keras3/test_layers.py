@@ -160,8 +160,10 @@ def refused(make, axes):
     layout_map = tlm.LayoutMap(mesh, strict=True)
     for key, value in axes.items():
         layout_map[key] = layout_of(mesh, *value)
+    # Held to the end of the scope, that is what refuses it.
+    models = []
     with pytest.raises(ValueError) as caught, tlm.layout_map_scope(layout_map):
-        make()
+        models.append(make())
     text = str(caught.value)
     assert "nothing was allocated" in text
     return text
