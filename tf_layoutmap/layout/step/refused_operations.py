@@ -44,11 +44,10 @@ class RefusedOperations:
         if operation is None or graph is None:
             return False
         name = self._name(str(error), operation, graph)
+        is_first, self.marks.refused = not self.marks.refused, True
         if name is None:
             # The next error names it.
-            again, self.marks.refused = not self.marks.refused, True
-            return again
-        self.marks.refused = True
+            return is_first
         extents = self.marks.extents
         extent = (Extent.SAMPLES if name not in extents else Extent.ALL)
         if extents.get(name) == extent:

@@ -1,5 +1,6 @@
 """A function for a mesh, traced again where DTensor refuses to divide it."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,8 @@ class RetracedFunction:
         self._mesh = context.mesh
         self._is_strict = getattr(context.layout_map, "strict", False)
         self._refused = RefusedOperations()
+        # Graphs in which a strict map found nothing to refuse.
+        self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the function returns."""
@@ -53,8 +56,8 @@ class RetracedFunction:
                 continue
             if self._function.experimental_get_tracing_count() > traces:
                 computed_whole_report.note(
-                    self._computed_whole(*args, **kwargs), self.model,
-                    self.kind)
+                    self._computed_whole(self.graph(*args, **kwargs)),
+                    self.model, self.kind)
             return outputs
 
     def graph(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,15 +67,18 @@ class RetracedFunction:
         except Exception:  # The trace itself failed; its error is raised.
             return None
 
-    def _computed_whole(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        graph = self.graph(*args, **kwargs)
+    def _computed_whole(self, graph: Any) -> tuple[Any, ...]:
         return () if graph is None else computed_whole_report.find(
             graph, self.model, self._refused.why)
 
     def _refuse_whole_operations(self, *args: Any, **kwargs: Any) -> None:
-        found = self._computed_whole(*args, **kwargs)
+        graph = self.graph(*args, **kwargs)
+        if graph is None or graph in self._accepted:
+            return
+        found = self._computed_whole(graph)
         if found:
             raise error_messages.UnsupportedByDTensorError(
                 computed_whole_report.sentence(found, self.model, self.kind) +
                 " A LayoutMap with strict=False lets every device compute them "
                 "whole.")
+        self._accepted.add(graph)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning
 from tf_layoutmap.layout.mesh.layouts import Mesh
-from tf_layoutmap.layout.tf_ops.known_values import is_shape, known
+from tf_layoutmap.layout.tf_ops.known_values import is_shape
 
 # The attribute that carries an operation's name into the compiler's errors.
 NAME_ATTRIBUTE = "_layoutmap_name"
@@ -106,12 +106,7 @@ def create(original: Callable[..., Any], graph: Any, op_type: str,
     extent = trace.marks.extents.get(name)
     inputs = [trace.result(x) for x in inputs]
     if extent is not None:
-        # What is relaid must not be relaid for it again.
-        _thread.trace = None
-        try:
-            inputs = [_pinned(x, extent, trace.mesh) for x in inputs]
-        finally:
-            _thread.trace = trace
+        inputs = [_pinned(x, extent, trace.mesh) for x in inputs]
     given["attrs"] = {
         **(given.get("attrs") or {}), NAME_ATTRIBUTE:
         tf.compat.v1.AttrValue(s=name.encode())}
@@ -124,9 +119,9 @@ def create(original: Callable[..., Any], graph: Any, op_type: str,
 
 def _pinned(x: Any, extent: Extent, mesh: Mesh) -> Any:
     # DTensor folds what says positions and shapes, and must still know it.
-    if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x) or (
-            x.dtype.is_integer and known(x) is not None):
+    if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x):
         return x
+    # What is relaid must not be relaid for it again.
     before, _thread.trace = _thread.trace, None
     try:
         pin = pinning.whole if extent == Extent.ALL else pinning.whole_samples

@@ -51,10 +51,10 @@ def correct(original: Callable[..., Any],
 def uniform(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
             **kwargs: Any) -> Any:
     """Draws with an op of ours: DTensor refuses TensorFlow's by name."""
-    ours = (_ops.random_uniform_int if "maxval" in inspect.signature(
-        original).parameters else _ops.random_uniform)
-    return seeded(ours, mesh, **inspect.signature(original).bind(
-        *args, **kwargs).arguments)
+    signature = inspect.signature(original)
+    ours = (_ops.random_uniform_int if "maxval" in signature.parameters
+            else _ops.random_uniform)
+    return seeded(ours, mesh, **signature.bind(*args, **kwargs).arguments)
 
 
 def seeded(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
