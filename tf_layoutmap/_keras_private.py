@@ -91,14 +91,10 @@ backend_core = _private("backend", "core")
 backend = importlib.import_module("keras.src.backend")
 _method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")
 
-# Where random layers draw.
-backend_random = _private("backend", "random")
 for _module, _names in (
         (backend_numpy, ("divide", "true_divide", "flip", "diag", "einsum",
                          "eye", "add", "repeat")),
-        (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",)),
-        (backend_random, ("normal", "truncated_normal", "uniform", "randint",
-                          "dropout"))):
+        (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",))):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):
             raise _refuse(f"where `{_module.__name__}.{_name}` is missing")
