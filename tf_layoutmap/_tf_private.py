@@ -112,7 +112,10 @@ for _name in ("assign", "assign_add", "assign_sub"):
 variable_creators_of = _private(
     "framework.ops", "Graph._variable_creator_stack").fget
 _private("distribute.distribute_lib", "StrategyExtendedV2._scope")
-_private("eager.polymorphic_function.polymorphic_function", "Function")
+# What `tf.function` returns.
+Function = _private(
+    "eager.polymorphic_function.polymorphic_function", "Function")
+_private("eager.polymorphic_function.polymorphic_function", "Function._clone")
 OWN_CREATORS = ("tensorflow.python.distribute", "tensorflow.python.eager")
 
 # All ops of this process, TensorFlow's and those of loaded libraries.
@@ -317,6 +320,16 @@ FuncGraph = _private("framework.func_graph", "FuncGraph")
 _DTENSOR.check_method(
     FuncGraph, "_create_op_internal", "op_type", "inputs", "dtypes",
     "input_types", "name", "attrs", "op_def", "compute_device")
+_private("framework.func_graph", "FuncGraph.outer_graph")
+
+
+def outermost_graph() -> Any:
+    """Returns the graph of the function that is traced, not of its loops."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
+        graph = graph.outer_graph
+    return graph
+
 
 # What makes DTensor's device when it is first used. Errors of one that keeps
 # queues can end the process.

@@ -10,6 +10,7 @@ import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
+from tf_layoutmap.layout.step import refused_operations
 
 COLUMNS = {"d1.kernel": (None, "model")}
 L = keras.layers
@@ -89,6 +90,38 @@ def position_model():
 @pytest.mark.filterwarnings("ignore:To ")
 def test_tables_of_positions_are_read_as_slices(axes):
     pairs.assert_trains_alike(position_model, pairs.TOKENS, axes)
+
+
+class Experts(L.Layer):
+    """Experts, weighted by a router whose scores are transposed."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(4, shape[-1], 6), name="kernel")
+        self.router = L.Dense(4, activation="softmax", name="router")
+        self.router.build(shape)
+
+    def call(self, x):
+        of_experts = tf.einsum("th,ehm->etm", x, self.kernel)
+        scores = tf.transpose(self.router(x))[:, :, None]
+        return tf.reduce_sum(of_experts * scores, axis=0)
+
+
+@pytest.mark.filterwarnings("ignore:To ")
+def test_experts_whose_scores_are_transposed():
+    pairs.assert_trains_alike(
+        lambda: pairs.sequential((8,), Experts(name="experts")),
+        pairs.FEATURES, {"experts.kernel": (None, "model", None)})
+
+
+def test_what_stays_refused_is_computed_whole_altogether(monkeypatch):
+    monkeypatch.setattr(refused_operations.RefusedOperations, "mark",
+                        lambda *_: False)
+    with pytest.warns(tlm.layout.LayoutMapWarning,
+                      match="everything, with all weights .*0.5 KiB per dev"):
+        pairs.assert_trains_alike(
+            lambda: model_with(_split), pairs.FEATURES, COLUMNS)
+    with pytest.raises(UnsupportedByDTensorError, match="Split"):
+        trained(_split, strict=True)
 
 
 def trained(does, strict=False):

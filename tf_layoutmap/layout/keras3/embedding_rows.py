@@ -15,6 +15,7 @@ from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.dtensor import policies, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.variables import gathered_reads
 from tf_layoutmap.sharded.routing.shards import known_sizes
 
 dtensor = tf.experimental.dtensor
@@ -46,7 +47,8 @@ def embedding_call(original: Callable[..., Any], layer: Any, inputs: Any,
             not isinstance(inputs, tf.Tensor) or axis_of(weight) is None or
             # DTensor compiles no sizes that it does not know: an export.
             _tf_private.in_save_context() or
-            not inputs.shape.is_fully_defined()):
+            not inputs.shape.is_fully_defined() or
+            gathered_reads.now() is not None):
         return original(layer, inputs, *args, **kwargs)
     ids = inputs
     if ids.dtype not in (tf.int32, tf.int64):

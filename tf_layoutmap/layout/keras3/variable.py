@@ -17,6 +17,7 @@ from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 from tf_layoutmap.layout.plan import assignments, layer_limits
+from tf_layoutmap.layout.variables import gathered_reads
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -69,21 +70,26 @@ class MeshVariable(keras.Variable):
 
         In the call of a layer, a tensor where the axis that cuts batches
         divides it: gathered along that one, for samples to stay divided. And
-        gathered whole for layers that need it so.
+        gathered whole for layers, and in functions, that need it so.
         """
         self._initialize_if_pending()
         value = super().value
-        if self._value is None or not trace_context.traced_for_mesh():
+        reads = gathered_reads.now()
+        if self._value is None or _keras_private.calling_layer() is None:
+            return value
+        if reads is not None and not self._mesh_context.layout_map.strict:
+            return tf.cast(reads.read(self._value), value.dtype)
+        if not trace_context.traced_for_mesh():
             return value
         divided_by = {*self._value.layout.sharding_specs} - {dtensor.UNSHARDED}
         axes = divided_by if self._is_gathered() else (
             divided_by & {self._mesh_context.batch_dim})
-        if not axes or _keras_private.calling_layer() is None:
+        if not axes:
             return value
         # Otherwise DTensor meets one axis in two dimensions of a product, which
         # it refuses or takes for pairs. The gradient is scattered again.
-        return _gathered_along(axes, tf.convert_to_tensor(value),
-                               self._value.layout)
+        return gathered_reads.gathered_along(
+            axes, tf.convert_to_tensor(value), self._value.layout)
 
     def _is_gathered(self) -> bool:
         """Whether the layer that it belongs to needs it whole."""
@@ -178,6 +184,10 @@ class MeshVariable(keras.Variable):
         target = self._concrete_value()
         if tf.executing_eagerly():
             value = self._to_own_layout(value)
+        elif gathered_reads.now() is not None:
+            value = dtensor.relayout(
+                # Or DTensor would divide what the value is computed from.
+                pinning.whole(value, self.mesh), target.layout)
         elif (tf.is_symbolic_tensor(value) and trace_context.traced_for_mesh()
               and self._mesh_context.batch_dim in target.layout.sharding_specs):
             # It was gathered when it was read.
@@ -212,27 +222,3 @@ class _Constant:
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         return tf.cast(self.value, dtype or self.value.dtype)
-
-
-def _gathered_along(axes: set[str], tensor: tf.Tensor,
-                    layout: Layout) -> tf.Tensor:
-    """Returns a tensor of this layout, no longer divided by `axes`.
-
-    The gradient of a lookup stays rows, as that of any table: the gradient of
-    DTensor's relayout would add up equal rows, and Keras' optimizers square
-    each of them on its own.
-    """
-    gathered = dtensor.Layout(
-        [dtensor.UNSHARDED if one in axes else one
-         for one in layout.sharding_specs], layout.mesh)
-
-    @tf.custom_gradient
-    def relayout(whole: tf.Tensor) -> Any:
-        def gradient(dy: Any) -> Any:
-            # Otherwise as DTensor has it.
-            return dy if isinstance(dy, tf.IndexedSlices) else (
-                dtensor.relayout_like(dy, whole))
-
-        return dtensor.relayout(whole, gathered), gradient
-
-    return relayout(tensor)

@@ -79,6 +79,17 @@ def batch_dim_of_trace() -> str | None:
     return _now()[1]
 
 
+@contextlib.contextmanager
+def batches_undivided() -> Iterator[None]:
+    """While open, no axis cuts the batches of what this thread traces."""
+    before = _now()
+    _scopes.now = before[0], None
+    try:
+        yield
+    finally:
+        _scopes.now = before
+
+
 def _now() -> tuple[Mesh | None, str | None]:
     return getattr(_scopes, "now", (None, None))
 

@@ -13,8 +13,11 @@ from tf_layoutmap.dtensor import missing_rules
 from tf_layoutmap.layout.mesh import error_messages
 from tf_layoutmap.layout.plan import layer_limits
 from tf_layoutmap.layout.tf_ops.known_values import is_shape
+from tf_layoutmap.layout.variables.gathered_reads import GatheredReads
 
 _SHOWN = 8
+# In place of an operation: nothing of a function is divided.
+ALL = "everything, with all weights gathered"
 
 
 class LayoutMapWarning(UserWarning):
@@ -30,12 +33,12 @@ class ComputedWhole:
     """An operation that every device computes whole.
 
     Attributes:
-      operation: Its type, as `"GatherV2"`.
+      operation: Its type, as `"GatherV2"`; or that it is all of a step.
       layer: Quoted name of the innermost layer it is in; None outside of
         layers.
       why: What DTensor says, or that it has no rule.
       bytes_per_device: Of its inputs and results, as far as their sizes are
-        known.
+        known; of the weights, where all of a step is computed whole.
       count: How many such operations there are in the layer.
     """
 
@@ -82,6 +85,11 @@ def find(graph: Any, model: Any,
             count=so_far.count + 1)
     return tuple(sorted([*found.values(), *_gathered(model)],
                         key=lambda one: -one.bytes_per_device))
+
+
+def all_of(reads: GatheredReads, why: str) -> ComputedWhole:
+    """Returns the entry of a function that every device computes whole."""
+    return ComputedWhole(ALL, None, why, sum(reads.bytes.values()))
 
 
 def _gathered(model: Any) -> Iterator[ComputedWhole]:

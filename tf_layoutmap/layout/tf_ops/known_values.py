@@ -14,7 +14,8 @@ _OF_SHAPES = frozenset({
     "Shape", "Const", "StridedSlice", "Slice", "Pack", "ConcatV2", "GatherV2",
     "Mul", "Prod", "Cast", "Sub", "AddV2", "FloorDiv", "FloorMod", "Rank",
     "Size", "Range", "Maximum", "Minimum", "ExpandDims", "Squeeze", "Reshape",
-    "Identity"})
+    "Identity", "InvertPermutation", "BroadcastGradientArgs", "DynamicStitch",
+    "Fill", "Neg"})
 
 
 def known(x: Any) -> np.ndarray | None:

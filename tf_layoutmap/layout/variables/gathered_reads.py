@@ -1,0 +1,95 @@
+"""Functions that are computed whole: their variables are gathered when read."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh import trace_context
+from tf_layoutmap.layout.mesh.layouts import Layout
+
+dtensor = tf.experimental.dtensor
+
+_thread = threading.local()
+
+
+class GatheredReads:
+    """What one function reads of divided variables, gathered on every device.
+
+    Attributes:
+      bytes: Of each variable, whole, by the identity of the variable.
+    """
+
+    def __init__(self):
+        self.bytes: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """While open, what this thread traces reads variables whole."""
+        before = now()
+        _thread.now = self
+        try:
+            with trace_context.batches_undivided():
+                yield
+        finally:
+            _thread.now = before
+
+    def read(self, variable: Any) -> tf.Tensor:
+        """Returns the value of a DVariable, whole on every device.
+
+        Args:
+          variable: `dtensor.DVariable`.
+        """
+        layout = variable.layout
+        axes = {*layout.sharding_specs} - {dtensor.UNSHARDED}
+        if axes:
+            self.bytes[id(variable)] = variable.dtype.size * int(
+                np.prod(variable.shape.as_list(), dtype=np.int64))
+        # Outside of loops and branches: DTensor's compiler ends the process
+        # at some relayouts inside of them.
+        with _tf_private.outermost_graph().as_default():
+            value = tf.convert_to_tensor(variable)
+            return value if not axes else gathered_along(
+                axes, value, layout, divides_gradient=False)
+
+
+def now() -> GatheredReads | None:
+    """Returns what the function reads by that this thread traces, or None."""
+    return getattr(_thread, "now", None)
+
+
+def gathered_along(axes: set[str], tensor: tf.Tensor, layout: Layout,
+                   divides_gradient: bool = True) -> tf.Tensor:
+    """Returns a tensor of this layout, no longer divided by `axes`.
+
+    Args:
+      axes: Of the mesh.
+      tensor: The value of a variable.
+      layout: Of the variable.
+      divides_gradient: Whether DTensor may compute the gradient in parts.
+
+    The gradient of a lookup stays rows, as that of any table: the gradient of
+    DTensor's relayout would add up equal rows, and Keras' optimizers square
+    each of them on its own.
+    """
+    gathered = dtensor.Layout(
+        [dtensor.UNSHARDED if one in axes else one
+         for one in layout.sharding_specs], layout.mesh)
+
+    @tf.custom_gradient
+    def relayout(whole: tf.Tensor) -> Any:
+        def gradient(dy: Any) -> Any:
+            if isinstance(dy, tf.IndexedSlices):
+                return dy
+            if not divides_gradient:
+                return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
+            # As DTensor has it.
+            return dtensor.relayout_like(dy, whole)
+
+        return dtensor.relayout(whole, gathered), gradient
+
+    return relayout(tensor)
