@@ -94,6 +94,9 @@ UninitializedVariable = _private(
 # Where the handle of a variable is made, with a name for messages.
 gen_resource_variable_ops = _private("ops", "gen_resource_variable_ops")
 _DTENSOR.check_method(gen_resource_variable_ops, "var_handle_op", "debug_name")
+for _name in ("assign_add_variable_op", "assign_sub_variable_op"):
+    _DTENSOR.check_method(
+        gen_resource_variable_ops, _name, "resource", "value", "name")
 
 # What tf.function keeps of a shard that is passed as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
@@ -320,7 +323,18 @@ FuncGraph = _private("framework.func_graph", "FuncGraph")
 _DTENSOR.check_method(
     FuncGraph, "_create_op_internal", "op_type", "inputs", "dtypes",
     "input_types", "name", "attrs", "op_def", "compute_device")
-_private("framework.func_graph", "FuncGraph.outer_graph")
+for _name in ("captures", "outer_graph"):
+    _private("framework.func_graph", f"FuncGraph.{_name}")
+
+
+def captured_by_trace(tensor: Any) -> Any:
+    """Returns the tensor that functions being traced have captured as this."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, FuncGraph):
+        tensor = next((outside for outside, inside in graph.captures
+                       if inside is tensor), tensor)
+        graph = graph.outer_graph
+    return tensor
 
 
 def outermost_graph() -> Any:

@@ -147,6 +147,15 @@ ROWS = [
             TENSORFLOW, "tests/layout/variables/test_host_variables.py",
             make="layout.variables.host_variables:writing")
       for name in ("assign", "assign_add", "assign_sub")),
+    *(Patch(GROUP, owner, name, "layout.variables.host_variables:add",
+            "Each device of a mesh adds to a variable of the host.",
+            TENSORFLOW, "tests/layout/variables/test_host_variables.py",
+            base=("_tf_private:gen_resource_variable_ops", made))
+      for made, raw in (
+          ("assign_add_variable_op", "AssignAddVariableOp"),
+          ("assign_sub_variable_op", "AssignSubVariableOp"))
+      for owner, name in (("_tf_private:gen_resource_variable_ops", made),
+                          ("tensorflow:raw_ops", raw))),
     Patch(GROUP, "_tf_private:dtensor_api", "reset_dtensor_device",
           "layout.mesh.step_errors:reset_device",
           "Errors stay on the queues of devices and can end the process.",

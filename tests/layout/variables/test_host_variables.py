@@ -49,6 +49,30 @@ def test_a_function_for_the_mesh_is_refused_and_writes_nothing(how):
     assert variable.numpy() == 1
 
 
+@pytest.mark.parametrize("name, wanted", [
+    ("AssignAddVariableOp", 4.0), ("AssignSubVariableOp", -2.0)])
+def test_raw_operations_write_once_or_are_refused(name, wanted):
+    variable = tf.Variable(1.0)
+
+    def write(x):
+        getattr(tf.raw_ops, name)(resource=variable.handle, value=3.0)
+        return x
+
+    def in_a_branch(x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: write(x), lambda: x)
+
+    with default_mesh(MESH):
+        for refused in (write, in_a_branch):
+            with pytest.raises(RuntimeError, match="`assign_..._variable_op` "
+                               "on a variable, which is on the host"):
+                function(refused)(on_mesh())
+        assert variable.numpy() == 1
+        write(None)
+    assert variable.numpy() == wanted
+    function(write)(VALUES)
+    assert variable.numpy() == 2 * wanted - 1
+
+
 def test_reading_is_right_in_each_step_and_gives_gradients():
     variable = tf.Variable(tf.fill([2], 3.0))
 

@@ -37,7 +37,9 @@ def write(original: Callable[..., Any], variable: Any, *args: Any,
       RuntimeError: A function is traced for a mesh, and does not run there.
     """
     if not tf.executing_eagerly():
-        _check_no_mesh(variable, original.__name__)
+        _check_no_mesh(
+            f"`{original.__name__}` of tf.Variable {variable.name!r} of shape "
+            f"{variable.shape}")
     elif pinning.DEVICE in _tf_private.current_device() or any(
             map(pinning.on_mesh, (*args, *kwargs.values()))):
         args, kwargs = tf.nest.map_structure(
@@ -47,7 +49,37 @@ def write(original: Callable[..., Any], variable: Any, *args: Any,
     return original(variable, *args, **kwargs)
 
 
-def _check_no_mesh(variable: Any, how: str) -> None:
+def add(original: Callable[..., Any], resource: Any, value: Any,
+        name: str | None = None) -> Any:
+    """Adds to the variable of a handle, or subtracts, as an operation.
+
+    Args:
+      original: Makes the operation.
+      resource: The handle.
+      value: What to add.
+      name: Of the operation.
+
+    Raises:
+      RuntimeError: As `write`.
+    """
+    handle = resource
+    if not tf.executing_eagerly():
+        # Loops and branches have names of their own for what is outside.
+        handle = _tf_private.captured_by_trace(resource)
+    if not isinstance(handle, tf.Tensor) or tf.is_symbolic_tensor(handle) or (
+            pinning.DEVICE in handle.device):
+        return original(resource=resource, value=value, name=name)
+    if not tf.executing_eagerly():
+        _check_no_mesh(f"an operation `{original.__name__}` on a variable")
+    elif pinning.DEVICE in _tf_private.current_device() or (
+            pinning.on_mesh(value)):
+        with tf.device(handle.device):
+            return original(resource=resource, name=name,
+                            value=batches.to_host_tensor(value))
+    return original(resource=resource, value=value, name=name)
+
+
+def _check_no_mesh(what: str) -> None:
     mesh = trace_context.mesh_of_operation()
     if mesh is None:
         return
@@ -55,8 +87,7 @@ def _check_no_mesh(variable: Any, how: str) -> None:
     raise RuntimeError(
         f"A function for mesh {mesh.dim_names} of size {mesh.shape()} must "
         "write to variables on that mesh only, because each of its devices "
-        f"runs it. Received: `{how}` of tf.Variable {variable.name!r} of shape "
-        f"{variable.shape}, which is on the host"
+        f"runs it. Received: {what}, which is on the host"
         f"{f', in {scope!r}' if scope else ''}. Make it a weight, with "
         "`self.add_weight(..., trainable=False)` in the layer, or a "
         "keras.Variable inside the scope; or write to it outside of the "
