@@ -12,6 +12,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import tf_keras
 
 from tests.real.compare import losses_differ_by
 
@@ -21,10 +22,10 @@ MOST = 1e-4
 # Several sums of a step are rounded, not only the first weights.
 FACTOR = 10
 
-_RANDOM = (keras.initializers.VarianceScaling,
-           keras.initializers.RandomUniform,
-           keras.initializers.RandomNormal,
-           keras.initializers.TruncatedNormal)
+_RANDOM = tuple(getattr(package.initializers, name)
+                for package in (keras, tf_keras) for name in (
+                    "VarianceScaling", "RandomUniform", "RandomNormal",
+                    "TruncatedNormal"))
 
 
 def _changed(original: Callable, signs: np.random.Generator) -> Callable:

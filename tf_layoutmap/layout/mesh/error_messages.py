@@ -117,14 +117,30 @@ def _sentence(error: str, model: Any, kind: str,
         return (f"DTensor has no {op} operation on a mesh; model "
                 f"{model.name!r} needs one{_where(op, model, graph())} to "
                 f"{kind}. {remedy}")
+    return _refusal(error, f"as the layouts of model {model.name!r} ask for; "
+                    f"it needs one to {kind}")
+
+
+def of_function(name: str, error: str) -> UnsupportedByDTensorError:
+    """Returns the error of a function of a user that DTensor refuses.
+
+    Args:
+      name: Of the function.
+      error: What DTensor's compiler said.
+    """
+    return UnsupportedByDTensorError(_refusal(
+        error, f"as the layouts of weights ask for; function {name!r} needs "
+        "one"))
+
+
+def _refusal(error: str, of_what: str) -> str | None:
     finding = finding_of(error)
     if finding is None:
         return None
     stopped = stopped_at(error)
     op = "an operation" if stopped is None else f"a {stopped} operation"
     return (
-        f"DTensor cannot divide {op} as the layouts of model {model.name!r} "
-        f"ask for; it needs one to {kind} ({finding}). "
+        f"DTensor cannot divide {op} {of_what} ({finding}). "
         "Leave the "
         "dimension that the operation works along unsharded in the layout of "
         "the layer before it, or, in a layer, loss or metric of your own, "

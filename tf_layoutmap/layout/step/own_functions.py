@@ -27,6 +27,10 @@ def call(original: Callable[..., Any], function: Any, *args: Any,
       function: What `tf.function` returned.
       *args: Its arguments.
       **kwargs: Its arguments by name.
+
+    Raises:
+      UnsupportedByDTensorError: DTensor cannot even compute it whole, or a
+        strict layout map does not want it so.
     """
     if not tf.executing_eagerly() or retraced_function.is_of_a_step(function):
         return original(function, *args, **kwargs)
@@ -44,7 +48,7 @@ def call(original: Callable[..., Any], function: Any, *args: Any,
             outputs = whole(original, args, kwargs)
         except Exception:
             # What it was refused for first is what the user can change.
-            raise error from None
+            raise error_messages.of_function(whole.name, str(error)) from error
     whole.warn()
     setattr(function, _WHOLE, whole)
     return outputs
