@@ -21,6 +21,8 @@ LAST_BIT = 2.0 ** -24
 MOST = 1e-4
 # Several sums of a step are rounded, not only the first weights.
 FACTOR = 10
+# Where the last bits happen to fall matters as well.
+TIMES = 3
 
 _RANDOM = tuple(getattr(package.initializers, name)
                 for package in (keras, tf_keras) for name in (
@@ -38,9 +40,9 @@ def _changed(original: Callable, signs: np.random.Generator) -> Callable:
 
 
 @contextlib.contextmanager
-def last_bits_changed():
+def last_bits_changed(seed: int = 0):
     """Weights that are drawn in here differ in their last bit."""
-    signs = np.random.default_rng(0)
+    signs = np.random.default_rng(seed)
     with contextlib.ExitStack() as stack:
         for kind in _RANDOM:
             stack.enter_context(mock.patch.object(
@@ -55,6 +57,8 @@ def allowed(expected, train: Callable[[], list[float]]) -> float:
       expected: The losses without a mesh.
       train: Trains once more without one, and returns the losses.
     """
-    with last_bits_changed():
-        moved = losses_differ_by(expected, train())
+    moved = 0.0
+    for seed in range(TIMES):
+        with last_bits_changed(seed):
+            moved = max(moved, losses_differ_by(expected, train()))
     return min(FACTOR * moved, MOST)

@@ -8,7 +8,7 @@ _HOMES = {
     "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "LayoutMapWarning":
-        "tf_layoutmap.layout.step.computed_whole_report:LayoutMapWarning",
+        "tf_layoutmap.layout.mesh.error_messages:LayoutMapWarning",
     "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
     "default_mesh": "tf_layoutmap.layout.mesh.trace_context:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tf_layoutmap.distribution.tensor_layout import TensorLayout
     from tf_layoutmap.layout.dtensor_switches import self_check
     from tf_layoutmap.layout.layout_map import LayoutMap
+    from tf_layoutmap.layout.mesh.error_messages import LayoutMapWarning
     from tf_layoutmap.layout.mesh.trace_context import default_mesh
     from tf_layoutmap.layout.mesh.transfer import to_host, to_mesh
-    from tf_layoutmap.layout.step.computed_whole_report import LayoutMapWarning
     from tf_layoutmap.layout.visualize import visualize_layout
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)

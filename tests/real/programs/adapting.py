@@ -113,7 +113,7 @@ def style():
     head = layers.Dense(8)
     wanted = features(IMAGES[1:2])
     image = keras.Variable(IMAGES[:1], name="image")
-    optimizer = keras.optimizers.SGD(1.0)
+    optimizer = keras.optimizers.SGD(1e-4)
 
     def gram(x):
         x = ops.reshape(ops.transpose(x[0], (2, 0, 1)), (x.shape[-1], -1))

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.keras3 import initial_values
+from tf_layoutmap.layout.mesh.error_messages import LayoutMapWarning
 from tf_layoutmap.layout.mesh.layouts import Layout
 from tf_layoutmap.layout.plan import assignments
 from tf_layoutmap.layout.plan.variable_names import LayerList, ObjectPaths
-from tf_layoutmap.layout.step.computed_whole_report import LayoutMapWarning
 
 _active = threading.local()
 

@@ -12,6 +12,7 @@ from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import batches, pinning, trace_context
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.plan import layer_limits
+from tf_layoutmap.layout.tf_ops import eager_operations
 
 dtensor = tf.experimental.dtensor
 
@@ -39,7 +40,8 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     from_host = any(batches.is_host_value(x) for x in flat)
     _inside.call = True
     try:
-        with trace_context.default_mesh(context.mesh):
+        with trace_context.default_mesh(context.mesh), (
+                eager_operations.strictly(context.layout_map.strict)):
             if from_host:
                 args, kwargs = keras.tree.map_structure(
                     lambda x: batches.replicated(x, context.mesh),

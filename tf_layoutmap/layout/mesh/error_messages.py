@@ -11,6 +11,8 @@ import tensorflow as tf
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 # What DTensor's compiler ends with, and the operation that it stopped at.
 _COMPILER = "dtensor_graph_to_mlir_pass"
+# Where an eager operation was, which says no more than its name.
+_PLACE = re.compile(r"^loc\(.*?\]\): ")
 _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 
 _IN_THE_DATA = (
@@ -38,6 +40,14 @@ _REMEDIES = {
 
 class UnsupportedByDTensorError(NotImplementedError):
     """A model does what DTensor cannot place on a mesh."""
+
+
+class LayoutMapWarning(UserWarning):
+    """A layout map that does something else than its keys say.
+
+    Keys that match no variable, and operations that every device computes
+    whole.
+    """
 
 
 @contextmanager
@@ -95,7 +105,7 @@ def finding_of(error: str) -> str | None:
     # The position in the user's code comes first, then the finding.
     finding = error.partition(" error: ")[2].partition("\n")[0] or (
         error.partition("\n")[0])
-    return textwrap.shorten(finding, 160)
+    return textwrap.shorten(_PLACE.sub("", finding), 160)
 
 
 def _where(op: str, model: Any, graph: Any) -> str:

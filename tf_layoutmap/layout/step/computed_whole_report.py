@@ -20,14 +20,6 @@ _SHOWN = 8
 ALL = "everything, with all weights gathered"
 
 
-class LayoutMapWarning(UserWarning):
-    """A layout map that does something else than its keys say.
-
-    Keys that match no variable, and operations that every device computes
-    whole.
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class ComputedWhole:
     """An operation that every device computes whole.
@@ -137,7 +129,8 @@ def note(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
             sentence(found, model, kind) + " Every device computes them whole: "
             "the numbers are right, at the cost of this memory. "
             "layout_map.explain(model) lists them; a LayoutMap with "
-            "strict=True refuses them.", LayoutMapWarning, stacklevel=4)
+            "strict=True refuses them.", error_messages.LayoutMapWarning,
+            stacklevel=4)
 
 
 def _num_bytes(x: Any) -> int:

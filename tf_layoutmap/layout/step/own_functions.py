@@ -75,4 +75,4 @@ class _Whole:
         warnings.warn(
             f"DTensor cannot divide what function {self.name!r} computes. "
             f"Every device computes {found}.",
-            computed_whole_report.LayoutMapWarning, stacklevel=5)
+            error_messages.LayoutMapWarning, stacklevel=5)

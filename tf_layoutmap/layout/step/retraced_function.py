@@ -81,8 +81,11 @@ class RetracedFunction:
         return function
 
     def _more_of_it_whole(self) -> contextlib.AbstractContextManager[None]:
-        return (self._refused.marks.applied(self._mesh)
-                if self._reads is None else self._reads.applied())
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._refused.marks.applied(self._mesh))
+        if self._reads is not None:
+            stack.enter_context(self._reads.applied())
+        return stack
 
     def _may_try_again(self, error: tf.errors.OpError,
                        graph: Callable[[], Any]) -> bool:
@@ -92,6 +95,7 @@ class RetracedFunction:
             return False
         if not self._refused.mark(error, graph):
             self._reads, self._finding = GatheredReads(), finding
+            self._refused.marks.extents.clear()
         return True
 
     def graph(self, *args: Any, **kwargs: Any) -> Any:

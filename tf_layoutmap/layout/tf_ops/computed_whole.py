@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning
 from tf_layoutmap.layout.mesh.layouts import Mesh
-from tf_layoutmap.layout.tf_ops.known_values import is_shape
+from tf_layoutmap.layout.tf_ops.known_values import as_constant, is_shape
 
 # The attribute that carries an operation's name into the compiler's errors.
 NAME_ATTRIBUTE = "_layoutmap_name"
@@ -104,7 +104,7 @@ def create(original: Callable[..., Any], graph: Any, op_type: str,
     name = name[:-1] if name.endswith("/") else graph.unique_name(
         name, mark_as_used=False)
     extent = trace.marks.extents.get(name)
-    inputs = [trace.result(x) for x in inputs]
+    inputs = [as_constant(trace.result(x)) for x in inputs]
     if extent is not None:
         inputs = [_pinned(x, extent, trace.mesh) for x in inputs]
     given["attrs"] = {

@@ -17,6 +17,7 @@ from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.processes import digest, messages
+from tf_layoutmap.layout.tf_ops import eager_operations
 
 dtensor = tf.experimental.dtensor
 
@@ -53,7 +54,8 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
     try:
         return original(*args)
     except _tf_private.OperationFailed as error:
-        if _refused_input(error, args[1]) is None:
+        if _refused_input(error, args[1]) is None and (
+                not eager_operations.may_run_whole(error.message)):
             raise
     raise _tf_private.FastWayRefused
 
@@ -75,6 +77,13 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
     while True:
         try:
             return original(*args[:3], inputs, *args[4:])
+        except tf.errors.UnknownError as error:
+            whole = eager_operations.whole_inputs(
+                error.message, operation, inputs)
+            if whole is None:
+                raise
+            inputs = whole
+            continue
         except tf.errors.UnimplementedError as error:
             position, mesh = _refused_input(error, operation), _mesh_of(inputs)
             if position is None or mesh is None or pinning.on_mesh(

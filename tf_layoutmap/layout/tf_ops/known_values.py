@@ -20,7 +20,23 @@ _OF_SHAPES = frozenset({
 
 def known(x: Any) -> np.ndarray | None:
     """Returns the value of `x`, a list of tensors, say; None if unknown."""
-    return tf.get_static_value(tf.convert_to_tensor(x))
+    return evaluated(tf.convert_to_tensor(x))
+
+
+def as_constant(x: Any) -> Any:
+    """Returns `x` as a constant if it says sizes or positions that are known.
+
+    DTensor must know many of them, and cannot compute all that TensorFlow can.
+    """
+    if (not tf.is_symbolic_tensor(x) or
+            x.op.type in ("Const", "Placeholder") or
+            x.dtype not in (tf.int32, tf.int64) or x.shape.rank not in (0, 1)):
+        return x
+    value = evaluated(x)
+    if value is None:
+        return x
+    with tf.control_dependencies(None):
+        return tf.constant(value, x.dtype)
 
 
 def is_shape(x: Any, depth: int = 8) -> bool:

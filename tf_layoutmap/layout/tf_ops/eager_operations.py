@@ -1,0 +1,58 @@
+"""Eager operations on a mesh that DTensor refuses to divide: run whole."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh import error_messages, pinning
+
+_thread = threading.local()
+# Of which this process has been told.
+_told: set[str] = set()
+
+
+@contextlib.contextmanager
+def strictly(is_strict: bool) -> Iterator[None]:
+    """While open, this thread runs such operations only if not `is_strict`."""
+    before = getattr(_thread, "is_strict", False)
+    _thread.is_strict = is_strict
+    try:
+        yield
+    finally:
+        _thread.is_strict = before
+
+
+def may_run_whole(message: str) -> bool:
+    """Whether an operation that failed so can be run on whole inputs."""
+    return not getattr(_thread, "is_strict", False) and (
+        error_messages.finding_of(message) is not None)
+
+
+def whole_inputs(message: str, operation: str,
+                 inputs: Sequence[Any]) -> list[Any] | None:
+    """Returns the inputs of an operation, gathered on every device.
+
+    Args:
+      message: Of its error.
+      operation: Its type.
+      inputs: Eager tensors.
+
+    Returns:
+      None if DTensor did not refuse to divide it, or nothing is divided.
+    """
+    if not may_run_whole(message) or _tf_private.op_def_of(operation) is None:
+        return None
+    whole = [pinning.whole(x, None) for x in inputs]
+    if all(after is x for after, x in zip(whole, inputs)):
+        return None
+    if operation not in _told:
+        _told.add(operation)
+        warnings.warn(
+            f"DTensor cannot divide an eager {operation} operation "
+            f"({error_messages.finding_of(message)}). Every device runs such "
+            "operations on all of their inputs.",
+            error_messages.LayoutMapWarning, stacklevel=4)
+    return whole
