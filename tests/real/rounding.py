@@ -23,6 +23,7 @@ MOST = 1e-4
 FACTOR = 10
 # Where the last bits happen to fall matters as well.
 TIMES = 3
+CLOSE_IN_FLOAT64 = 1e-12
 
 _RANDOM = tuple(getattr(package.initializers, name)
                 for package in (keras, tf_keras) for name in (
@@ -48,6 +49,20 @@ def last_bits_changed(seed: int = 0):
             stack.enter_context(mock.patch.object(
                 kind, "__call__", _changed(kind.__call__, signs)))
         yield
+
+
+@contextlib.contextmanager
+def in_float64():
+    """Models that are made in here compute in float64.
+
+    What differs by rounding alone hardly differs there.
+    """
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
 
 
 def allowed(expected, train: Callable[[], list[float]]) -> float:

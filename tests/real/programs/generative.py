@@ -148,7 +148,8 @@ class WGAN(GAN):
     """The loss is a distance; the gradient of the judge is kept near 1."""
 
     def penalty(self, real, made):
-        share = tf.random.uniform((tf.shape(real)[0], 1, 1, 1), seed=5)
+        share = tf.random.uniform(
+            (tf.shape(real)[0], 1, 1, 1), seed=5, dtype=keras.config.floatx())
         mixed = real + share * (made - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
@@ -160,7 +161,8 @@ class WGAN(GAN):
     def train_step(self, real):
         count = tf.shape(real)[0]
         for turn in range(2):
-            codes = tf.random.normal((count, LATENT), seed=turn)
+            codes = tf.random.normal(
+                (count, LATENT), seed=turn, dtype=keras.config.floatx())
             with tf.GradientTape() as tape:
                 made = self.maker(codes, training=True)
                 judged = (tf.reduce_mean(self.judge(made, training=True)) -
@@ -169,7 +171,8 @@ class WGAN(GAN):
             gradients = tape.gradient(judged, self.judge.trainable_variables)
             self.judge_optimizer.apply_gradients(
                 zip(gradients, self.judge.trainable_variables))
-        codes = tf.random.normal((count, LATENT), seed=9)
+        codes = tf.random.normal(
+            (count, LATENT), seed=9, dtype=keras.config.floatx())
         with tf.GradientTape() as tape:
             fooled = -tf.reduce_mean(self.judge(self.maker(codes)))
         gradients = tape.gradient(fooled, self.maker.trainable_variables)
