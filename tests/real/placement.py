@@ -9,16 +9,6 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 
 AXES = {"batch": 2, "model": 2}
-# A layout map that divides their weights is refused: DTensor convolves with
-# whole kernels only, and does not split a divided dimension into gates.
-WHOLE = ("Conv", "RNN", "LSTM", "GRU", "Bidirectional")
-
-
-def stays_whole(layer) -> bool:
-    """Whether a layer's weights are left out of the generic map."""
-    return any(word in type(layer).__name__ for word in WHOLE)
-
-
 def mesh():
     """Two by two logical CPUs."""
     return mesh_of(**AXES)
@@ -55,17 +45,13 @@ def generic_axes(path: str, shape: tuple[int, ...]) -> tuple | None:
 def generic_map(models, mesh) -> tlm.LayoutMap:
     """Returns a layout map for models, from paths and shapes of weights."""
     shapes: dict[str, set] = {}
-    whole = set()
     for model in models:
-        for layer in model._flatten_layers():
-            if stays_whole(layer):
-                whole.update(weight.path for weight in layer.weights)
         for weight in model.weights:
             shapes.setdefault(weight.path, set()).add(tuple(weight.shape))
     layout_map = tlm.LayoutMap(mesh)
     for path, found in shapes.items():
         # Layers with one name have one key, which cannot fit all of them.
-        if len(found) > 1 or path in whole:
+        if len(found) > 1:
             continue
         axes = generic_axes(path, found.pop())
         if axes is not None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout.step import refused_operations
 
 # The scope looks for tf_keras among what a program has imported.
 import tf_keras  # isort: skip
@@ -76,9 +77,9 @@ def plain(make):
         experimental.disable_tf_random_generator()
 
 
-def on_mesh(make, axes=AXES, mesh=None, **options):
+def on_mesh(make, axes=AXES, mesh=None, strict=False, **options):
     mesh = mesh or mesh_of(batch=2, model=2)
-    layout_map = tlm.LayoutMap(mesh)
+    layout_map = tlm.LayoutMap(mesh, strict=strict)
     for key, value in axes.items():
         layout_map[key] = layout_of(mesh, *value)
     tf_keras.utils.set_random_seed(3)
@@ -240,9 +241,45 @@ def test_embedding_agrees_with_no_mesh(rule):
                         optimizer=lambda: rule)
 
 
-def test_an_embedding_with_divided_rows_is_refused():
+# Weights that a layer is given whole.
+GATHERED = {
+    "embedding": {"e.embeddings": ("model", None)},
+    "convolution": {"c.kernel": (None, None, None, "model"),
+                    "c.bias": ("batch",)},
+    "gru": {".*gru_cell.*/(recurrent_)?kernel": (None, "model")},
+    "lstm": {".*lstm.*/(recurrent_)?kernel": ("model", None)},
+}
+
+
+@pytest.mark.parametrize("name", GATHERED)
+@pytest.mark.filterwarnings("ignore:To ")
+def test_weights_are_gathered_for_layers_that_need_them_whole(name):
+    make, x = LAYERS[name]
+    # Adam squares the gradients of rows, which must not be added up before.
+    optimizer = "adam" if name == "embedding" else "sgd"
+    assert_trains_alike(make, x, GATHERED[name], optimizer=lambda: optimizer)
+
+
+def test_a_strict_map_refuses_to_gather_rows():
     with pytest.raises(ValueError, match=r"use \(None, 'model'\)"):
-        on_mesh(LAYERS["embedding"][0], {"e.embeddings": ("model", None)})
+        on_mesh(LAYERS["embedding"][0], {"e.embeddings": ("model", None)},
+                strict=True)
+
+
+def test_a_step_that_stays_refused_is_computed_whole(monkeypatch):
+    monkeypatch.setattr(refused_operations.RefusedOperations, "mark",
+                        lambda *_: False)
+
+    def make():
+        return sequential(
+            layers.Dense(16, name="d1"),
+            layers.Lambda(lambda x: tf.split(x, 2, axis=-1)[1]),
+            layers.BatchNormalization(name="n"))
+
+    with pytest.warns(tlm.layout.LayoutMapWarning, match="everything, with"):
+        assert_trains_alike(make, FEATURES, {
+            "d1.kernel": (None, "model"), "n.*": ("model",),
+            "d2.kernel": ("batch", None)}, optimizer=lambda: "sgd")
 
 
 OPTIMIZERS = {

@@ -51,12 +51,14 @@ def _inputs_like(backbone: keras.Model):
         backbone.input)
 
 
-def classifier(backbone: keras.Model, outputs=()) -> keras.Model:
+def classifier(backbone: keras.Model, outputs=(),
+               rate: float = 1e-3) -> keras.Model:
     """Four logits from what a backbone returns, compiled.
 
     Args:
       backbone: The model.
       outputs: Which of its outputs; all of them if none are named.
+      rate: The learning rate.
     """
     inputs = _inputs_like(backbone)
     found = backbone(inputs)
@@ -69,7 +71,7 @@ def classifier(backbone: keras.Model, outputs=()) -> keras.Model:
         keras.ops.concatenate(features, -1))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x))
     model.compile(
-        keras.optimizers.Adam(1e-3),
+        keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
@@ -80,9 +82,9 @@ def data_of_classifier(model: keras.Model):
 
 
 def backbone_case(make: Callable[[], keras.Model], outputs=(),
-                  **options) -> ModelCase:
+                  rate: float = 1e-3, **options) -> ModelCase:
     """A backbone under a head, trained as a classifier."""
-    return ModelCase(lambda: classifier(make(), outputs),
+    return ModelCase(lambda: classifier(make(), outputs, rate),
                      data_of_classifier, **options)
 
 

@@ -87,16 +87,10 @@ def _fit(model: Any, x: np.ndarray) -> list[float]:
 def _layouts(model: Any) -> tlm.LayoutMap:
     mesh = placement.mesh()
     layout_map = tlm.LayoutMap(mesh)
-    whole = {weight.name for layer in model.layers for weight in layer.weights
-             if placement.stays_whole(layer)}
     for weight in model.weights:
-        if weight.name in whole:
-            continue
         name = weight.name.partition(":")[0]
         shape = tuple(weight.shape)
-        # A table of tf_keras is divided by its columns.
-        axes = (None, "model") if name.endswith("embeddings") else (
-            placement.generic_axes(name, shape))
+        axes = placement.generic_axes(name, shape)
         key = placement.key_of(name)
         if axes is not None and key not in layout_map:
             layout_map[key] = placement.layout_of(mesh, *axes)

@@ -7,6 +7,7 @@ op. Each rule names the layer, the variable and the layout, and a way out.
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 
@@ -18,6 +19,7 @@ CONVOLUTIONS = (
     keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose,
     keras.layers.Conv3DTranspose, *_DEPTHWISE)
 _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
+_GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
 
 # Layers that DTensor computes correctly on whole samples only; `call` of
 # `keras3/layer_calls.py` pins their inputs and outputs.
@@ -39,11 +41,15 @@ def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def gathers_weights(layer: Any) -> bool:
-    """Whether a layer of Keras 3 is given its weights whole when it is called.
+    """Whether a layer is given its weights whole when it is called.
 
-    DTensor convolves with whole kernels only, and splits no divided gates.
+    DTensor convolves with whole kernels only, and splits no divided gates. The
+    Embedding of Keras 3 looks up where rows are; that of tf_keras cannot.
     """
-    return isinstance(layer, CONVOLUTIONS + _GATED_CELLS)
+    if isinstance(layer, _tf_keras_embedding()):
+        layout = getattr(layer.embeddings, "layout", None)
+        return layout is not None and not _is_whole(layout.sharding_specs[0])
+    return is_kind(layer, CONVOLUTIONS + _GATED)
 
 
 def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
@@ -56,7 +62,8 @@ def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
       axes: Mesh axis of each dimension.
       strict: Whether weights must not be gathered for a layer.
     """
-    if gathers_weights(layer) and not strict:
+    if not strict and is_kind(
+            layer, (*CONVOLUTIONS, *_GATED, keras.layers.Embedding)):
         return []
     if is_kind(layer, CONVOLUTIONS) and any(axes):
         return [
@@ -76,6 +83,10 @@ def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
     # Layers of ours check their own weights.
     problems_of_layout = getattr(layer, "problems_of_layout", None)
     return [] if problems_of_layout is None else problems_of_layout(axes)
+
+
+def _is_whole(spec: str) -> bool:
+    return spec == tf.experimental.dtensor.UNSHARDED
 
 
 def _tf_keras_embedding() -> tuple[type, ...]:

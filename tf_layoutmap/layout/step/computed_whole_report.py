@@ -86,15 +86,19 @@ def all_of(reads: GatheredReads, why: str) -> ComputedWhole:
 
 def _gathered(model: Any) -> Iterator[ComputedWhole]:
     """Finds layers that are given all of their divided weights."""
+    told = set()
     for layer in model._flatten_layers(include_self=False):
         if not layer_limits.gathers_weights(layer):
             continue
-        divided = [v.value for v in layer.weights if hasattr(v, "layout")
-                   and not v.layout.is_fully_replicated()]
+        # Those of a recurrent layer are those of its cell, too.
+        divided = [v for v in layer.weights if hasattr(v, "layout")
+                   and not v.layout.is_fully_replicated()
+                   and id(v) not in told]
+        told.update(map(id, divided))
         if divided:
             yield ComputedWhole(
                 "gather of weights", repr(layer.name),
-                "DTensor convolves with whole kernels and splits whole gates",
+                "DTensor has them whole only",
                 sum(map(_num_bytes, divided)), len(divided))
 
 
@@ -134,6 +138,7 @@ def note(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
 
 
 def _num_bytes(x: Any) -> int:
-    if not x.shape.is_fully_defined() or x.dtype in (tf.resource, tf.variant):
+    shape, dtype = tf.TensorShape(x.shape), tf.as_dtype(x.dtype)
+    if not shape.is_fully_defined() or dtype in (tf.resource, tf.variant):
         return 0
-    return int(np.prod(x.shape.as_list(), dtype=np.int64)) * x.dtype.size
+    return int(np.prod(shape.as_list(), dtype=np.int64)) * dtype.size

@@ -17,6 +17,7 @@ from tf_layoutmap.layout.tf_keras.context import (
     state,
     using,
 )
+from tf_layoutmap.layout.variables import gathered_reads
 
 
 def build(model: Any, inputs: Any) -> None:
@@ -86,11 +87,16 @@ def _with_shape(x: Any) -> Any:
 def call_layer(original: Callable[..., Any], layer: Any, *args: Any,
                **kwargs: Any) -> Any:
     """Calls a layer; on a mesh keeps some layers batch-parallel."""
-    if not trace_context.traced_for_mesh() or tf.executing_eagerly() or (
-            not layer_limits.is_kind(layer, layer_limits.BATCH_PARALLEL)):
-        return original(layer, *args, **kwargs)
     mesh = getattr(state, "mesh", None)
-    if mesh is None:
+    if mesh is None or tf.executing_eagerly() or (
+            not trace_context.traced_for_mesh()):
+        return original(layer, *args, **kwargs)
+    if not gathered_reads.in_such_a_layer() and (
+            gathered_reads.now() is not None or
+            layer_limits.gathers_weights(layer)):
+        with gathered_reads.of_layer():
+            return call_layer(original, layer, *args, **kwargs)
+    if not layer_limits.is_kind(layer, layer_limits.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
     args, kwargs = tf.nest.map_structure(
         lambda x: pinning.whole_samples(x, mesh), (args, kwargs))

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.variables import gathered_reads
 from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
 
 dtensor = tf.experimental.dtensor
@@ -18,6 +19,24 @@ class HostReadableVariable(StoredVariable):
     tf_keras reads and writes weights as arrays to save, load and count them;
     a plain DVariable gives a value only if every device holds all of it.
     """
+
+    def value(self) -> tf.Tensor:
+        """The tensor; whole in a layer that needs it so, while it is traced."""
+        axes = {*self.layout.sharding_specs} - {dtensor.UNSHARDED}
+        if not axes or tf.executing_eagerly() or (
+                not gathered_reads.in_such_a_layer()):
+            return super().value()
+        reads = gathered_reads.now()
+        if reads is not None:
+            return reads.read(self, super().value)
+        return gathered_reads.gathered_along(
+            axes, super().value(), self.layout)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Rows of the table; of all of it where `value` is whole."""
+        if gathered_reads.in_such_a_layer():
+            return tf.gather(self.value(), indices, name=name)
+        return super().sparse_read(indices, name)
 
     def numpy(self) -> np.ndarray:
         """The whole value, gathered on the host."""

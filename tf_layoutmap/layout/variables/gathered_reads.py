@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,13 @@ class GatheredReads:
         finally:
             _thread.now = before
 
-    def read(self, variable: Any) -> tf.Tensor:
+    def read(self, variable: Any,
+             read: Callable[[], tf.Tensor] | None = None) -> tf.Tensor:
         """Returns the value of a DVariable, whole on every device.
 
         Args:
           variable: `dtensor.DVariable`.
+          read: Reads it as it is; None for TensorFlow's conversion.
         """
         layout = variable.layout
         axes = {*layout.sharding_specs} - {dtensor.UNSHARDED}
@@ -52,9 +54,28 @@ class GatheredReads:
         # Outside of loops and branches: DTensor's compiler ends the process
         # at some relayouts inside of them.
         with _tf_private.outermost_graph().as_default():
-            value = tf.convert_to_tensor(variable)
+            value = tf.convert_to_tensor(variable) if read is None else read()
             return value if not axes else gathered_along(
                 axes, value, layout, divides_gradient=False)
+
+
+@contextlib.contextmanager
+def of_layer() -> Iterator[None]:
+    """While open, a layer of tf_keras is called that needs weights whole.
+
+    Weights of Keras 3 find out by themselves whose they are.
+    """
+    before = in_such_a_layer()
+    _thread.of_layer = True
+    try:
+        yield
+    finally:
+        _thread.of_layer = before
+
+
+def in_such_a_layer() -> bool:
+    """Whether this thread is inside of `of_layer`."""
+    return getattr(_thread, "of_layer", False)
 
 
 def now() -> GatheredReads | None:
