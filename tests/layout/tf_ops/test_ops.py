@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
 from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 
 dtensor = tf.experimental.dtensor
 
@@ -99,7 +100,7 @@ def test_values_and_gradients_are_those_of_plain_tensorflow(name):
             with default_mesh(MESH):
                 got = step(to_mesh(x, layout_of(MESH, *axes)),
                            to_mesh(factors, layout))
-        except tf.errors.OpError:
+        except (tf.errors.OpError, UnsupportedByDTensorError):
             refused += 1
             continue
         for mine, plain in zip(got, wanted):
@@ -139,7 +140,7 @@ def test_what_comes_behind_moves_a_mesh_axis_rightly(name):
                     to_mesh(x, layout_of(MESH, *before)),
                     to_mesh(y, layout_of(MESH, *before)),
                     to_mesh(factors, layout_of(MESH, *behind)))
-        except tf.errors.OpError:
+        except (tf.errors.OpError, UnsupportedByDTensorError):
             continue  # Loud.
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(to_host(mine), plain, 1e-4, 1e-5,
