@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.dtensor import missing_rules
@@ -138,7 +137,6 @@ def note(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
 
 
 def _num_bytes(x: Any) -> int:
-    shape, dtype = tf.TensorShape(x.shape), tf.as_dtype(x.dtype)
-    if not shape.is_fully_defined() or dtype in (tf.resource, tf.variant):
-        return 0
-    return int(np.prod(shape.as_list(), dtype=np.int64)) * dtype.size
+    count, dtype = tf.TensorShape(x.shape).num_elements(), tf.as_dtype(x.dtype)
+    return 0 if count is None or dtype in (tf.resource, tf.variant) else (
+        count * dtype.size)

@@ -7,7 +7,7 @@ divided at all, but the weights where they are kept.
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -80,12 +80,12 @@ class RetracedFunction:
         setattr(function, _OF_A_STEP, True)
         return function
 
-    def _more_of_it_whole(self) -> contextlib.AbstractContextManager[None]:
-        stack = contextlib.ExitStack()
-        stack.enter_context(self._refused.marks.applied(self._mesh))
-        if self._reads is not None:
-            stack.enter_context(self._reads.applied())
-        return stack
+    @contextlib.contextmanager
+    def _more_of_it_whole(self) -> Iterator[None]:
+        with self._refused.marks.applied(self._mesh), (
+                contextlib.nullcontext() if self._reads is None else
+                self._reads.applied()):
+            yield
 
     def _may_try_again(self, error: tf.errors.OpError,
                        graph: Callable[[], Any]) -> bool:
