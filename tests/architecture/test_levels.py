@@ -33,6 +33,7 @@ LEVELS = {
     "_patches.tf_keras_rows": 0,
     "_patches.layer_rows": 0,
     "_patches.emulation_rows": 0,
+    "local_cluster": 0,
     "partition": 0,
     "layout.plan.key_matching": 0,
     "layout.mesh.shard_shapes": 0,

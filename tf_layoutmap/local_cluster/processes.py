@@ -1,0 +1,171 @@
+"""Processes that are shown, watched and ended together."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Seconds from the request to end until processes are killed.
+PATIENCE = 10.0
+# A process that ends again within so many seconds is not started again.
+SHORTEST_LIFE = 1.0
+
+# Ends the process groups that it is told of, once nobody tells it any more:
+# the pipe is closed when the process at its other end has ended, by any signal.
+_KEEPER = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+groups = set()
+for line in sys.stdin:
+    word, number = line.split()
+    (groups.add if word == "+" else groups.discard)(int(number))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class Group:
+    """Processes, each the leader of a process group.
+
+    Use it as a context manager: at its end none of them is left, nor what they
+    have started themselves.
+    """
+
+    def __init__(self):
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.RLock()
+        self._is_ending = False
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-c", _KEEPER], stdin=subprocess.PIPE, text=True,
+            start_new_session=True)
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
+    def start(self, name: str, command: Sequence[str],
+              environment: Mapping[str, str], where: str = "",
+              restart: bool = False) -> None:
+        """Starts a process, and shows what it prints.
+
+        Args:
+          name: Is put in front of each line.
+          command: The program and its arguments.
+          environment: All of its environment.
+          where: Its address, which is shown.
+          restart: Whether it is started again whenever it ends.
+
+        Raises:
+          OSError: There is no such program.
+        """
+        with self._lock:
+            if self._is_ending:
+                return
+            process = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True)
+            self._processes[name] = process
+            self._tell_keeper("+", process.pid)
+        at = f" at {where}" if where else ""
+        self.say(f"{name}{at} is process {process.pid}")
+        thread = threading.Thread(
+            target=self._follow, daemon=True, args=(
+                name, process, command, environment, where, restart))
+        self._threads.append(thread)
+        thread.start()
+
+    def say(self, text: str, name: str = "local_cluster") -> None:
+        """Prints a line of a process."""
+        with self._lock:
+            print(f"[{name}] {text}", flush=True)
+
+    def _follow(self, name: str, process: subprocess.Popen[bytes],
+                command: Sequence[str], environment: Mapping[str, str],
+                where: str, restart: bool) -> None:
+        started = time.monotonic()
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.say(line.decode(errors="replace").rstrip("\n"), name)
+        code = process.wait()
+        if self._is_ending:
+            return
+        self.say(f"{name} has ended {_how(code)}")
+        if restart and time.monotonic() - started > SHORTEST_LIFE:
+            self._end_group(process)
+            self.start(name, command, environment, where, restart)
+
+    def wait(self, names: Sequence[str]) -> int:
+        """Waits for these processes; returns the first exit code but 0.
+
+        Of a process that a signal has ended it is 128 and the number of the
+        signal, as in a shell. Once one of them has failed, none is waited for.
+        """
+        waiting = list(names)
+        while waiting:
+            for name in list(waiting):
+                code = self._processes[name].poll()
+                if code is not None:
+                    waiting.remove(name)
+                if code:
+                    return 128 - code if code < 0 else code
+            time.sleep(0.05)
+        return 0
+
+    def pass_on(self, number: int, names: Sequence[str]) -> None:
+        """Sends a signal to the groups of these processes."""
+        for name in names:
+            self._signal(self._processes[name], number)
+
+    def end(self) -> None:
+        """Ends all processes: asks them to, and kills them after `PATIENCE`."""
+        with self._lock:
+            self._is_ending = True
+            processes = list(self._processes.values())
+        for process in processes:
+            self._signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + PATIENCE
+        for process in processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+            self._end_group(process)
+        for thread in self._threads:
+            thread.join(1.0)
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait()
+
+    def _end_group(self, process: subprocess.Popen[bytes]) -> None:
+        # What it has started itself may have outlived it.
+        self._signal(process, signal.SIGKILL)
+        process.wait()
+        self._tell_keeper("-", process.pid)
+
+    def _signal(self, process: subprocess.Popen[bytes], number: int) -> None:
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def _tell_keeper(self, word: str, group: int) -> None:
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(f"{word} {group}\n")
+        self._keeper.stdin.flush()
+
+
+def _how(code: int) -> str:
+    return f"with exit code {code}" if code >= 0 else f"by signal {-code}"
