@@ -41,7 +41,6 @@ def main() -> int:
                         help="whose tables are to be these results")
     parser.add_argument("--results", type=pathlib.Path, nargs="+",
                         help="what --json wrote before; nothing is run")
-    parser.add_argument("--missing-ops", action="store_true")
     options = parser.parse_args()
     if options.results:
         return report(options, [result for file in options.results for result
@@ -53,12 +52,11 @@ def main() -> int:
         for kind, name in found:
             print(f"{kind}: {name}")
         return 0
-    extra = ("--missing-ops",) if options.missing_ops else ()
     done = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for number, result in enumerate(pool.map(
-                lambda case: sweep.run(*case, seconds=options.deadline,
-                                       options=extra), found), 1):
+                lambda case: sweep.run(*case, seconds=options.deadline),
+                found), 1):
             done.append(result)
             print(f"[{number}/{len(found)}] {result.name}: {result.status} "
                   f"({result.seconds:.0f} s) {result.sentence[:160]}",

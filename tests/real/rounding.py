@@ -77,3 +77,25 @@ def allowed(expected, train: Callable[[], list[float]]) -> float:
         with last_bits_changed(seed):
             moved = max(moved, losses_differ_by(expected, train()))
     return min(FACTOR * moved, MOST)
+
+
+def allowed_of_outputs(model: keras.Model,
+                       differ_by: Callable[[], float]) -> float:
+    """Returns by how much outputs may differ, at most `MOST`.
+
+    Args:
+      model: Without a mesh; its weights are changed, and back again.
+      differ_by: The difference of its outputs to those it had.
+    """
+    values = [keras.ops.convert_to_numpy(w) for w in model.weights]
+    moved = 0.0
+    for seed in range(TIMES):
+        signs = np.random.default_rng(seed)
+        for weight, value in zip(model.weights, values):
+            if np.issubdtype(value.dtype, np.floating):
+                weight.assign(value * (
+                    1 + LAST_BIT * 2 * signs.choice([-1, 1], value.shape)))
+        moved = max(moved, differ_by())
+    for weight, value in zip(model.weights, values):
+        weight.assign(value)
+    return min(FACTOR * moved, MOST)

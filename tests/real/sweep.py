@@ -15,15 +15,13 @@ from tests.real.results import Check, Result
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def run(kind: str, name: str, *, seconds: float,
-        options: tuple[str, ...] = ()) -> Result:
+def run(kind: str, name: str, *, seconds: float) -> Result:
     """Runs one case to its end.
 
     Args:
       kind: Of the case, a key of `kinds.KINDS`.
       name: Of the case.
       seconds: After which it counts as a crash.
-      options: For `python -m tests.real.one_case`.
 
     Returns:
       What it came to. A process that ends early or too late is a result.
@@ -31,8 +29,7 @@ def run(kind: str, name: str, *, seconds: float,
     start = time.monotonic()
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.real.one_case", kind, name,
-             *options],
+            [sys.executable, "-m", "tests.real.one_case", kind, name],
             stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
             start_new_session=True,
             env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ,

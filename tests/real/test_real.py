@@ -17,8 +17,6 @@ FEW = [
     ("programs", "vae"),
     ("programs", "two_towers"),
 ]
-# What still is refused of cases that train.
-MAY_BE_REFUSED = {"generate"}
 
 
 @pytest.mark.parametrize("kind, name", FEW)
@@ -28,9 +26,7 @@ def test_it_trains_on_a_mesh_as_without_one(kind, name):
     result = sweep.run(kind, name, seconds=240)
     assert result.checks
     for check in result.checks:
-        assert check.status == "trained" or (
-            check.status == "refused" and check.name in MAY_BE_REFUSED), (
-                check)
+        assert check.status == "trained", check
 
 
 @pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None,

@@ -131,6 +131,6 @@ BACKBONES = {
 }
 
 # Statistics of few numbers make most of a last bit.
-RATES = {"DenseNet": 1e-5}
+RATES = {"DenseNet": 1e-5, "DeepLab 3": 1e-5}
 CASES = {name: backbone_case(make, rate=RATES.get(name, 1e-3))
          for name, make in BACKBONES.items()}
