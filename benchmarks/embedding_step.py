@@ -59,7 +59,8 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     shown = ("tlm", "packed", *others, "roof")
     ratios = [("packed", "roof"), *((one, "packed") for one in others)]
     table = rich.table.Table(
-        title=f"Tables with Adagrad, {distribution} ids: ms, median (quartiles)")
+        title=f"Tables with Adagrad, {distribution} ids: ms, median "
+              "(quartiles)")
     table.add_column("")
     for name in (*shown, *(" / ".join(pair) for pair in ratios)):
         table.add_column(name, justify="right")

@@ -40,8 +40,8 @@ class Ours:
         ], tpu.Adagrad(LEARNING_RATE))
         self.embedding.build()
         self._gradients = gradients
-        self.lookup = tf.function(self._lookup)
-        self.train = tf.function(self._train)
+        self.lookup = tf.function(self._lookup, reduce_retracing=True)
+        self.train = tf.function(self._train, reduce_retracing=True)
 
     def _lookup(self, ids):
         self.embedding.enqueue(ids, training=False)
@@ -70,8 +70,8 @@ class TensorFlow:
         self._accumulators = [
             tf.Variable(tf.fill(table.shape, 0.1)) for table in self._tables]
         self._gradients = gradients
-        self.lookup = tf.function(self._lookup)
-        self.train = tf.function(self._train)
+        self.lookup = tf.function(self._lookup, reduce_retracing=True)
+        self.train = tf.function(self._train, reduce_retracing=True)
 
     def _lookup(self, ids):
         return [

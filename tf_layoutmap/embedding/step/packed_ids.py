@@ -99,9 +99,10 @@ def read(features: Any, weights: Any, feature_config: Any) -> PackedIds:
 
 def stand_ins(packed: PackedIds, num_features: int) -> list[tf.RaggedTensor]:
     """Returns for each feature a tensor of its kind and number of samples."""
-    return [tf.RaggedTensor.from_row_splits(
-        tf.zeros([0], tf.int64), tf.zeros([packed.num_samples + 1], tf.int64),
-        validate=False)] * num_features
+    one = tf.ragged.range(tf.zeros([packed.num_samples], tf.int64))
+    if isinstance(packed.num_samples, int):
+        one.row_splits.set_shape([packed.num_samples + 1])
+    return [one] * num_features
 
 
 def unpack(

@@ -17,8 +17,8 @@ from tf_layoutmap.embedding.tpu import (
 )
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
 
-
 Inputs = list[Any] | packed_ids.PackedIds
+Step = tuple[Inputs, list[Any] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Batch:
       in_program: Whether a TPU's program enqueues it.
     """
 
-    steps: list[tuple[Inputs, list[Any] | None]]
+    steps: list[Step]
     device: str | None
     in_program: bool
 
@@ -93,7 +93,7 @@ class BatchReader:
             replicate_context.check_on_host(named)
             if in_program:
                 replicate_context.check_direct_inputs(named)
-            if given is None:
+            if given is None or isinstance(values, packed_ids.PackedIds):
                 continue
             for feature, value, weight in zip(self._features, values, given):
                 enqueue_lists.check_weight(feature, value, weight)
@@ -111,7 +111,7 @@ class BatchReader:
         return [(feature.name, value)
                 for feature, value in zip(self._features, values)]
 
-    def _split(self, features, weights, device, in_program):
+    def _split(self, features, weights, device, in_program) -> list[Step]:
         """Flat inputs and weights of each replica that enqueues here."""
         if in_program or device is not None:
             if in_program and device is not None:
@@ -124,7 +124,7 @@ class BatchReader:
                         self._replicas.split(weights, "weights"))
         return [self._flatten(*step) for step in steps]
 
-    def _flatten(self, features, weights):
+    def _flatten(self, features, weights) -> Step:
         if packed_ids.is_packed(features, self._feature_config):
             if self._cores.num_cores_per_replica:
                 raise ValueError(
