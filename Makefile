@@ -91,6 +91,22 @@ bench: build  ## Measures against TensorFlow's own ops and the machine's roof.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks $(BENCH_FLAGS)
 
+# FBGEMM's tables on the CPU, for a comparison; no TensorFlow is beside them.
+PEERS := build/peers
+PEER_PACKAGES := torch==2.13.0 fbgemm-gpu-cpu==1.8.0 numpy
+
+$(PEERS)/.packages:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q $(PEER_PACKAGES)
+	touch $@
+
+.PHONY: bench-peers
+bench-peers: build $(PEERS)/.packages  ## Measures tables against FBGEMM, in a venv of its own.
+	$(BAZEL) build //cc/benchmarks:roof
+	$(RUN) -m benchmarks embedding_step \
+	    --fbgemm_python=$(CURDIR)/$(PEERS)/bin/python \
+	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
+
 # The package is installed, so this brings what its extra asks for and no more.
 $(VENV)/.docs_packages: $(VENV)/.packages
 	$(RUN) -m pip install -q 'tf_layoutmap[docs]'

@@ -1,6 +1,7 @@
 """Runs benchmarks and prints figures, compared with the roof and others."""
 
 import json
+import os
 import pathlib
 import platform
 
@@ -13,6 +14,7 @@ from benchmarks import (
     embedding_step,
     mesh_embedding,
     model_creation,
+    picture,
     sharded_embedding,
     sharded_variable,
     workloads,
@@ -21,7 +23,10 @@ from benchmarks import (
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 15, "How often each contestant is timed.", lower_bound=1)
 _JSON = flags.DEFINE_string(
-    "json", None, "A file that gets the medians, in milliseconds.")
+    "json", None, "A file that gets what was measured, in milliseconds, with "
+    "versions and machine.")
+_PICTURE = flags.DEFINE_string(
+    "picture", None, "An SVG file that gets a picture of `embedding_step`.")
 
 _DISTRIBUTIONS = flags.DEFINE_multi_enum(
     "distributions", workloads.DISTRIBUTIONS, workloads.DISTRIBUTIONS,
@@ -41,9 +46,11 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(
             f"Benchmarks are {sorted(_BENCHMARKS)}. Received: {unknown}.")
     console = rich.console.Console(width=100)
-    console.print(
-        f"tf_layoutmap {tlm.__version__}, TensorFlow {tf.__version__}, "
-        f"{platform.machine()}; medians of {_ROUNDS.value} interleaved rounds")
+    about = {"tf_layoutmap": tlm.__version__, "tensorflow": tf.__version__,
+             "machine": _machine(), "rounds": _ROUNDS.value}
+    title = (f"tf_layoutmap {tlm.__version__}, TensorFlow {tf.__version__}, "
+             f"{about['machine']}; {_ROUNDS.value} interleaved rounds")
+    console.print(title)
     medians = {}
     for name in names:
         for distribution in _DISTRIBUTIONS.value:
@@ -51,7 +58,22 @@ def main(argv: list[str]) -> None:
                 distribution, _ROUNDS.value)
             console.print(table)
     if _JSON.value:
-        pathlib.Path(_JSON.value).write_text(json.dumps(medians, indent=2))
+        pathlib.Path(_JSON.value).write_text(json.dumps(
+            {"about": about, "measured": medians}, indent=2))
+    if _PICTURE.value:
+        steps = {name: figure for key, found in medians.items()
+                 if key.startswith("embedding_step/")
+                 for name, figure in found.items()}
+        pathlib.Path(_PICTURE.value).write_text(picture.svg(steps, title))
+
+
+def _machine() -> str:
+    """Processor and cores, as far as the system says."""
+    info = pathlib.Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip()
+             for line in info.read_text().splitlines()
+             if line.startswith("model name")] if info.exists() else []
+    return f"{(names or [platform.machine()])[0]}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _HOMES = {
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
     "serving_embedding_lookup":
         "tf_layoutmap.embedding.serving:serving_embedding_lookup",
+    "pack": "tf_layoutmap.embedding.step.packing:pack",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from tf_layoutmap._patches.report import patches
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.serving import serving_embedding_lookup
+    from tf_layoutmap.embedding.step.packing import pack
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.layout_map_scope import layout_map_scope
@@ -70,6 +72,7 @@ __all__ = [
     "ShardedVariableSpec",
     "TPUEmbedding",
     "serving_embedding_lookup",
+    "pack",
     "inspect_ids",
     "emulation",
     "dtensor",

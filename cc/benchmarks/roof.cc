@@ -1,10 +1,13 @@
 // What this machine can do at best with random rows: plain C++ loops with
-// prefetch, over memory that comes from the same malloc as TensorFlow's.
+// prefetch, over memory that comes from the same malloc as TensorFlow's, but
+// was written to before.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -22,92 +25,143 @@ constexpr int64_t kAhead = 16;
 constexpr int kSecondLevel = 2;
 constexpr int64_t kFloatsPerLine = 16;
 
-using Rows = py::array_t<int64_t, py::array::c_style>;
+using Ints = py::array_t<int64_t, py::array::c_style>;
+using layoutmap::Span;
 
-// A table of rows and one slot variable.
+Span<const int64_t> View(const Ints& values) {
+  return {values.data(), static_cast<int64_t>(values.size())};
+}
+
+void Check(const layoutmap::Status& status) {
+  if (!status.ok()) throw py::value_error(status.message());
+}
+
+// Tables, one slot variable each, and a batch's activations and gradients.
 class Roof {
  public:
-  Roof(int64_t num_rows, int64_t dim, int num_threads)
-      : num_rows_(num_rows),
-        dim_(dim),
-        num_threads_(num_threads),
-        table_(num_rows * dim, 1.0f),
-        slot_(num_rows * dim, 1.0f) {
+  Roof(const std::vector<int64_t>& num_rows, int64_t dim, int64_t num_samples,
+       int num_threads)
+      : num_rows_(num_rows), dim_(dim), num_threads_(num_threads) {
     if (dim % kFloatsPerLine != 0) {
       throw py::value_error("`dim` must be a multiple of 16");
     }
+    for (int64_t rows : num_rows) {
+      tables_.emplace_back(rows * dim, 1.0f);
+      slots_.emplace_back(rows * dim, 1.0f);
+      outputs_.emplace_back(num_samples * dim, 0.0f);
+      gradients_.emplace_back(num_samples * dim, 1e-3f);
+    }
   }
 
-  // Reads each row once, in the order given.
-  float Gather(const Rows& rows) {
-    std::vector<float> sums(num_threads_);
-    Run(rows, [&](int thread, const int64_t* row, int64_t count) {
-      float lanes[kFloatsPerLine] = {};
-      for (int64_t i = 0; i < count; ++i) {
-        const float* ahead =
-            &table_[row[std::min(i + kAhead, count - 1)] * dim_];
-        for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-          __builtin_prefetch(ahead + c, 0, kSecondLevel);
-        }
-        const float* values = &table_[row[i] * dim_];
-        for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-          for (int64_t j = 0; j < kFloatsPerLine; ++j) {
-            lanes[j] += values[c + j];
-          }
-        }
+  // Sums the rows of each sample, by feature, and writes the sums.
+  void Lookup(const std::vector<Ints>& ids, const std::vector<Ints>& splits) {
+    CheckSizes(ids.size());
+    CheckSizes(splits.size());
+    for (size_t f = 0; f < ids.size(); ++f) {
+      Check(layoutmap::CheckIds(View(ids[f]), num_rows_[f]));
+      Check(layoutmap::CheckIds(View(splits[f]), ids[f].size() + 1));
+      if (splits[f].size() * dim_ >
+          static_cast<int64_t>(outputs_[f].size()) + dim_) {
+        throw py::value_error("`splits` must be of `num_samples` samples");
       }
-      for (float lane : lanes) sums[thread] += lane;
+    }
+    Run(splits, 1, [&](size_t f, int64_t begin, int64_t end) {
+      LookupRange(ids[f].data(), splits[f].data(), begin, end,
+                  tables_[f].data(), outputs_[f].data());
     });
-    float sum = 0;
-    for (float s : sums) sum += s;
-    return sum;
   }
 
-  // Reads, changes and writes each row and its slot row, in the order given.
-  // No row may come twice.
-  void ReadModifyWrite(const Rows& rows) {
-    Run(rows, [&](int, const int64_t* row, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t ahead = row[std::min(i + kAhead, count - 1)] * dim_;
-        for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-          __builtin_prefetch(&table_[ahead + c], 1, kSecondLevel);
-          __builtin_prefetch(&slot_[ahead + c], 1, kSecondLevel);
-        }
-        float* values = &table_[row[i] * dim_];
-        float* slots = &slot_[row[i] * dim_];
-        for (int64_t c = 0; c < dim_; ++c) {
-          slots[c] += 1.0f;
-          values[c] += slots[c];
-        }
-      }
+  // Reads, changes and writes each row and its slot row, and reads one row of
+  // gradients for it: Adagrad without the root. No row may come twice.
+  void Update(const std::vector<Ints>& rows) {
+    CheckSizes(rows.size());
+    for (size_t f = 0; f < rows.size(); ++f) {
+      Check(layoutmap::CheckIds(View(rows[f]), num_rows_[f]));
+    }
+    Run(rows, 0, [&](size_t f, int64_t begin, int64_t end) {
+      UpdateRange(rows[f].data(), begin, end, gradients_[f], tables_[f].data(),
+                  slots_[f].data());
     });
   }
 
  private:
+  void CheckSizes(size_t size) const {
+    if (size == tables_.size()) return;
+    throw py::value_error("One list must come for each table");
+  }
+
+  void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
+                   int64_t end, const float* table, float* out) const {
+    const int64_t last = splits[end] - 1;
+    for (int64_t s = begin; s < end; ++s) {
+      for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
+        const float* ahead = table + ids[std::min(i + kAhead, last)] * dim_;
+        for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
+          __builtin_prefetch(ahead + c, 0, kSecondLevel);
+        }
+      }
+      // A line at a time: its sums stay in registers.
+      for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
+        float sums[kFloatsPerLine] = {};
+        for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
+          const float* line = table + ids[i] * dim_ + c;
+          for (int64_t j = 0; j < kFloatsPerLine; ++j) sums[j] += line[j];
+        }
+        for (int64_t j = 0; j < kFloatsPerLine; ++j) {
+          out[s * dim_ + c + j] = sums[j];
+        }
+      }
+    }
+  }
+
+  void UpdateRange(const int64_t* rows, int64_t begin, int64_t end,
+                   const std::vector<float>& gradients, float* table,
+                   float* slots) const {
+    const int64_t num_gradients = static_cast<int64_t>(gradients.size()) / dim_;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t ahead = rows[std::min(i + kAhead, end - 1)] * dim_;
+      for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
+        __builtin_prefetch(table + ahead + c, 1, kSecondLevel);
+        __builtin_prefetch(slots + ahead + c, 1, kSecondLevel);
+      }
+      const float* gradient = &gradients[i % num_gradients * dim_];
+      float* row = table + rows[i] * dim_;
+      float* slot = slots + rows[i] * dim_;
+      for (int64_t c = 0; c < dim_; ++c) {
+        slot[c] += gradient[c] * gradient[c];
+        row[c] -= gradient[c] * slot[c];
+      }
+    }
+  }
+
+  // Divides the items of all lists evenly among the threads; a list has
+  // `extra` more values than items.
   template <typename Work>
-  void Run(const Rows& rows, const Work& work) {
-    const int64_t size = rows.size();
-    const int64_t* data = rows.data();
-    const layoutmap::Status status = layoutmap::CheckIds(
-        layoutmap::Span<const int64_t>(data, size), num_rows_);
-    if (!status.ok()) throw py::value_error(status.message());
+  void Run(const std::vector<Ints>& lists, int64_t extra, const Work& work) {
+    std::vector<int64_t> starts = {0};
+    for (const Ints& list : lists) {
+      starts.push_back(starts.back() + list.size() - extra);
+    }
     py::gil_scoped_release release;
     std::vector<std::thread> threads;
     for (int t = 0; t < num_threads_; ++t) {
-      const int64_t begin = size * t / num_threads_;
-      const int64_t end = size * (t + 1) / num_threads_;
-      threads.emplace_back([&, t, begin, end] {
-        if (begin < end) work(t, data + begin, end - begin);
+      const int64_t begin = starts.back() * t / num_threads_;
+      const int64_t end = starts.back() * (t + 1) / num_threads_;
+      threads.emplace_back([&, begin, end] {
+        for (size_t f = 0; f < lists.size(); ++f) {
+          const int64_t first = std::max(begin, starts[f]) - starts[f];
+          const int64_t last = std::min(end, starts[f + 1]) - starts[f];
+          if (first < last) work(f, first, last);
+        }
       });
     }
     for (std::thread& thread : threads) thread.join();
   }
 
-  int64_t num_rows_;
-  int64_t dim_;
-  int num_threads_;
-  std::vector<float> table_;
-  std::vector<float> slot_;
+  const std::vector<int64_t> num_rows_;
+  const int64_t dim_;
+  const int num_threads_;
+  std::vector<std::vector<float>> tables_, slots_, outputs_, gradients_;
 };
 
 }  // namespace
@@ -115,8 +169,9 @@ class Roof {
 PYBIND11_MODULE(_roof, m) {
   m.doc() = "What this machine can do at best with random rows.";
   py::class_<Roof>(m, "Roof")
-      .def(py::init<int64_t, int64_t, int>(), py::arg("num_rows"),
-           py::arg("dim"), py::arg("num_threads"))
-      .def("gather", &Roof::Gather, py::arg("rows"))
-      .def("read_modify_write", &Roof::ReadModifyWrite, py::arg("rows"));
+      .def(py::init<const std::vector<int64_t>&, int64_t, int64_t, int>(),
+           py::arg("num_rows"), py::arg("dim"), py::arg("num_samples"),
+           py::arg("num_threads"))
+      .def("lookup", &Roof::Lookup, py::arg("ids"), py::arg("splits"))
+      .def("update", &Roof::Update, py::arg("rows"));
 }

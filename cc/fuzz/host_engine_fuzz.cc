@@ -14,6 +14,7 @@
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
 #include "cc/core/ids/combiner.h"
+#include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
@@ -117,12 +118,32 @@ class Driver {
       features[f].num_samples = num_samples;
     }
     const Status status =
-        engine_->Enqueue(replica, training, features, SerialFor);
+        input_->Below(4) == 0
+            ? EnqueuePacked(replica, training)
+            : engine_->Enqueue(replica, training, features, SerialFor);
     if (status.ok()) {
       ++pending_[replica];
     } else if (config_.num_replicas > 1) {
       poisoned_ = true;
     }
+  }
+
+  // Marks, numbers of ids and ids of a matrix that is mostly a batch.
+  Status EnqueuePacked(int32_t replica, bool training) {
+    PackedInput input;
+    const int64_t num_samples = input_->Below(4);
+    const int64_t num_columns = input_->Below(4 * kNumFeatures);
+    std::vector<int64_t> ids =
+        input_->MostlyBelow<int64_t>(num_samples * num_columns, 3);
+    const std::vector<float> weights(ids.size(), 0.5f);
+    input.ids = {ids.data(), num_samples, num_columns};
+    if (input_->Below(2) == 0) {
+      input.weights = {weights.data(), num_samples, num_columns};
+    }
+    for (int64_t s = 0; s < num_samples && num_columns > 0; ++s) {
+      if (input_->Below(20) != 0) ids[s * num_columns] = input.mark;
+    }
+    return engine_->Enqueue(replica, training, input, SerialFor);
   }
 
   void Dequeue(int32_t replica) {

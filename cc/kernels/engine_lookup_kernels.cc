@@ -12,6 +12,7 @@
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
+#include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/lookup.h"
@@ -23,6 +24,7 @@
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 namespace {
@@ -37,9 +39,47 @@ using tensorflow::TensorShape;
 // An op with the ids of a batch.
 class BatchOp : public EngineOp {
  public:
-  using EngineOp::EngineOp;
+  explicit BatchOp(OpKernelConstruction* ctx) : EngineOp(ctx) {
+    tensorflow::DataType id_type;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tids", &id_type));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("packed", &is_packed_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mark", &mark_));
+    OP_REQUIRES(ctx, !is_packed_ || id_type == tensorflow::DT_INT64,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "The ids of a packed batch must be int64. Received: ",
+                    tensorflow::DataTypeString(id_type))));
+  }
 
  protected:
+  bool is_packed() const { return is_packed_; }
+
+  absl::Status ReadPackedInput(OpKernelContext* ctx, PackedInput* input) const {
+    OpInputList ids, weights;
+    const Tensor* num_samples;
+    TF_RETURN_IF_ERROR(GetInput(ctx, "num_samples", 1, &num_samples));
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
+    if (ids.size() != 1 || ids[0].dims() != 2 ||
+        num_samples->NumElements() != 1 ||
+        num_samples->vec<int64_t>()(0) != ids[0].dim_size(0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "A packed batch must be one matrix `ids` with a row for each sample. "
+          "Received: ",
+          ids.size(), " tensors, of shape ", ids[0].shape().DebugString(),
+          ", `num_samples` ", num_samples->DebugString()));
+    }
+    input->mark = mark_;
+    input->ids = {ids[0].flat<int64_t>().data(), ids[0].dim_size(0),
+                  ids[0].dim_size(1)};
+    if (weights[0].dims() == 1 && weights[0].NumElements() == 0) {
+      return absl::OkStatus();
+    }
+    TF_RETURN_IF_ERROR(CheckRank("weights", weights[0], 2));
+    input->weights = {weights[0].flat<float>().data(), weights[0].dim_size(0),
+                      weights[0].dim_size(1)};
+    return absl::OkStatus();
+  }
+
   template <typename Tid>
   static absl::Status ReadFeatures(OpKernelContext* ctx,
                                    std::vector<FeatureInput<Tid>>* features) {
@@ -83,6 +123,9 @@ class BatchOp : public EngineOp {
     if (splits.dims() == 2) return Form::kSparse;
     return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
   }
+
+  bool is_packed_;
+  int64_t mark_;
 };
 
 template <typename Tid>
@@ -93,8 +136,14 @@ class EnqueueStepOp : public BatchOp {
   absl::Status RunOn(OpKernelContext* ctx, EngineResource& engine,
                      int32_t replica) override {
     bool training;
-    std::vector<FeatureInput<Tid>> features;
     TF_RETURN_IF_ERROR(GetScalar(ctx, "training", &training));
+    if (is_packed()) {
+      PackedInput input;
+      TF_RETURN_IF_ERROR(ReadPackedInput(ctx, &input));
+      return ToTf(engine.engine().Enqueue(replica, training, input,
+                                          TfParallelFor(ctx)));
+    }
+    std::vector<FeatureInput<Tid>> features;
     TF_RETURN_IF_ERROR(BatchOp::ReadFeatures(ctx, &features));
     return ToTf(engine.engine().Enqueue(replica, training, features,
                                         TfParallelFor(ctx)));
@@ -108,13 +157,24 @@ class OpenStepOp : public BatchOp {
 
   absl::Status RunOn(OpKernelContext* ctx, EngineResource& engine,
                      int32_t replica) override {
-    std::vector<FeatureInput<Tid>> features;
     std::shared_ptr<const Batch> batch;
     int64_t token;
-    TF_RETURN_IF_ERROR(BatchOp::ReadFeatures(ctx, &features));
-    TF_RETURN_IF_ERROR(ToTf(engine.engine().MakeBatch(features, &batch)));
+    TF_RETURN_IF_ERROR(MakeBatch(ctx, engine.engine(), &batch));
     TF_RETURN_IF_ERROR(ToTf(engine.tokens().Open(replica, batch, &token)));
     return SetScalar(ctx, "token", token);
+  }
+
+ private:
+  absl::Status MakeBatch(OpKernelContext* ctx, const HostEngine& engine,
+                         std::shared_ptr<const Batch>* batch) const {
+    if (is_packed()) {
+      PackedInput input;
+      TF_RETURN_IF_ERROR(ReadPackedInput(ctx, &input));
+      return ToTf(engine.MakeBatch(input, TfParallelFor(ctx), batch));
+    }
+    std::vector<FeatureInput<Tid>> features;
+    TF_RETURN_IF_ERROR(BatchOp::ReadFeatures(ctx, &features));
+    return ToTf(engine.MakeBatch(features, TfParallelFor(ctx), batch));
   }
 };
 
@@ -141,8 +201,9 @@ class ActivationsOp : public EngineOp {
         "created with, one per feature");
   }
 
-  static absl::Status LookUp(OpKernelContext* ctx, const EngineConfig& config,
+  static absl::Status LookUp(OpKernelContext* ctx, EngineResource& resource,
                              const Batch& batch) {
+    const EngineConfig& config = resource.engine().config();
     LockedShards shards;
     TF_RETURN_IF_ERROR(
         shards.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
@@ -163,37 +224,79 @@ class ActivationsOp : public EngineOp {
     }
     TF_RETURN_IF_ERROR(CheckNumVariables("This engine's tables need", "shards",
                                          first, shards.size()));
-    OpOutputList activations;
-    TF_RETURN_IF_ERROR(ctx->output_list("activations", &activations));
-    TF_RETURN_IF_ERROR(
-        CheckListSize("features", "dims", batch.size(), activations.size()));
+    std::vector<Tensor> activations;
+    TF_RETURN_IF_ERROR(Allocate(ctx, resource, batch, &activations));
+    std::vector<LookupTask> tasks(batch.size());
     for (size_t f = 0; f < batch.size(); ++f) {
       const RaggedIds& ids = batch[f];
       const int32_t t = config.table_of_feature[f];
-      const TableSpec& table = config.tables[t];
-      TensorShape shape({ids.num_samples()});
-      const int64_t length = config.features[f].max_sequence_length;
-      if (length > 0) TF_RETURN_IF_ERROR(shape.AddDimWithStatus(length));
-      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(table.dim));
-      Tensor* out = nullptr;
-      TF_RETURN_IF_ERROR(
-          activations.allocate(static_cast<int>(f), shape, &out));
-      const MatrixView<float> view = {out->flat<float>().data(),
-                                      ids.num_outputs(), table.dim};
-      const RowKernels& kernels = RowKernelsFor(CurrentCpuLevel());
-      if (table.row_type == RowType::kFloat32) {
-        Lookup(tables[t], ids.rows(), ids.splits(), ids.gains(), kernels,
-               TfParallelFor(ctx), view, table.Quantized());
+      LookupTask& task = tasks[f];
+      task.row_type = config.tables[t].row_type;
+      if (task.row_type == RowType::kFloat32) {
+        task.table = &tables[t];
       } else {
-        Lookup(half_tables[t], table.row_type, ids.rows(), ids.splits(),
-               ids.gains(), kernels, TfParallelFor(ctx), view,
-               table.Quantized());
+        task.half_table = &half_tables[t];
       }
+      task.rows = ids.rows();
+      task.splits = ids.splits();
+      task.gains = ids.gains();
+      task.out = {activations[f].flat<float>().data(), ids.num_outputs(),
+                  config.tables[t].dim};
+      task.quantization = config.tables[t].Quantized();
+    }
+    LookupAll(tasks, RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
+    OpOutputList outputs;
+    TF_RETURN_IF_ERROR(ctx->output_list("activations", &outputs));
+    TF_RETURN_IF_ERROR(
+        CheckListSize("features", "dims", batch.size(), outputs.size()));
+    for (size_t f = 0; f < batch.size(); ++f) {
+      outputs.set(static_cast<int>(f), activations[f]);
     }
     return absl::OkStatus();
   }
 
  private:
+  // The activations of all features, as slices of one buffer.
+  static absl::Status Allocate(OpKernelContext* ctx, EngineResource& resource,
+                               const Batch& batch,
+                               std::vector<Tensor>* activations) {
+    constexpr int64_t kAlignment = ActivationBuffers::kAlignment;
+    const EngineConfig& config = resource.engine().config();
+    std::vector<int64_t> starts = {0};
+    std::vector<TensorShape> shapes;
+    for (size_t f = 0; f < batch.size(); ++f) {
+      TensorShape shape({batch[f].num_samples()});
+      const int64_t length = config.features[f].max_sequence_length;
+      if (length > 0) TF_RETURN_IF_ERROR(shape.AddDimWithStatus(length));
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(config.dim_of_feature(f)));
+      const int64_t lines = shape.num_elements() / kAlignment +
+                            (shape.num_elements() % kAlignment != 0);
+      if (lines > (INT64_MAX - starts.back()) / kAlignment) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "The activations of this step do not fit any memory: those of "
+            "feature '",
+            config.features[f].feature, "' are of shape ",
+            shape.DebugString()));
+      }
+      starts.push_back(starts.back() + lines * kAlignment);
+      shapes.push_back(shape);
+    }
+    Tensor buffer;
+    TF_RETURN_IF_ERROR(resource.buffers().Take(ctx, starts.back(), &buffer));
+    for (size_t f = 0; f < batch.size(); ++f) {
+      Tensor activation(tensorflow::DT_FLOAT, TensorShape({0}));
+      if (shapes[f].num_elements() > 0) {
+        activation =
+            buffer.Slice(starts[f], starts[f] + shapes[f].num_elements());
+      }
+      Tensor& shaped = activations->emplace_back();
+      if (!shaped.CopyFrom(activation, shapes[f])) {
+        return absl::InternalError("A slice of activations lost its size");
+      }
+    }
+    return absl::OkStatus();
+  }
+
   std::vector<int64_t> dims_;
   std::vector<int64_t> lengths_;
 };
@@ -209,7 +312,7 @@ class DequeueStepOp : public ActivationsOp {
     TF_RETURN_IF_ERROR(CheckStaticShapes(engine.config()));
     TF_RETURN_IF_ERROR(ToTf(engine.BeginDequeue(replica, &batch)));
     return RunAndFinish(
-        [&] { return LookUp(ctx, engine.config(), *batch); },
+        [&] { return LookUp(ctx, resource, *batch); },
         [&](bool looked_up) { engine.FinishDequeue(replica, looked_up); });
   }
 };
@@ -225,7 +328,7 @@ class LookUpStepOp : public ActivationsOp {
     TF_RETURN_IF_ERROR(GetScalar(ctx, "token", &token));
     TF_RETURN_IF_ERROR(CheckStaticShapes(engine.engine().config()));
     TF_RETURN_IF_ERROR(ToTf(engine.tokens().Find(replica, token, &batch)));
-    return LookUp(ctx, engine.engine().config(), *batch);
+    return LookUp(ctx, engine, *batch);
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -12,11 +13,35 @@
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
 
 using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
+
+absl::Status ActivationBuffers::Take(OpKernelContext* ctx, int64_t size,
+                                     tensorflow::Tensor* buffer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  tensorflow::Tensor* place = nullptr;
+  for (tensorflow::Tensor& kept : kept_) {
+    // Also false while any slice of it is held.
+    if (!kept.RefCountIsOne()) continue;
+    if (kept.NumElements() >= size && kept.NumElements() / 2 <= size) {
+      *buffer = kept;
+      return absl::OkStatus();
+    }
+    place = &kept;
+  }
+  if (place == nullptr && kept_.size() < max_kept_) {
+    place = &kept_.emplace_back();
+  }
+  // What is too small or far too large goes first.
+  if (place != nullptr) *place = tensorflow::Tensor();
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, {size}, buffer));
+  if (place != nullptr) *place = *buffer;
+  return absl::OkStatus();
+}
 
 absl::Status GetEngine(OpKernelContext* ctx, EnginePtr* engine) {
   const tensorflow::Tensor* handle;

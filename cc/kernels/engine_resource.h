@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -18,16 +20,45 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace layoutmap {
 
+// Memory for the activations of a step, all of them in one buffer, which later
+// steps take again as soon as nobody holds any of its activations. Memory fresh
+// from the system is cleared by it page by page, which takes about as long as
+// looking up rows to fill it.
+class ActivationBuffers {
+ public:
+  // Keeps no more than `max_kept`.
+  explicit ActivationBuffers(size_t max_kept) : max_kept_(max_kept) {}
+
+  // A vector of `size` floats or more, which are anything.
+  absl::Status Take(tensorflow::OpKernelContext* ctx, int64_t size,
+                    tensorflow::Tensor* buffer);
+
+  // Where slices start, in floats: TensorFlow's operations read and write
+  // memory as aligned as that of its allocator.
+  static constexpr int64_t kAlignment = 64 / sizeof(float);
+
+ private:
+  const size_t max_kept_;
+  std::mutex mutex_;
+  std::vector<tensorflow::Tensor> kept_;
+};
+
 class EngineResource : public tensorflow::ResourceBase {
  public:
+  // Of each replica, the activations of one step are in use while those of the
+  // next are made.
   explicit EngineResource(std::unique_ptr<HostEngine> engine)
-      : engine_(std::move(engine)), tokens_(engine_.get()) {}
+      : engine_(std::move(engine)),
+        tokens_(engine_.get()),
+        buffers_(2 * engine_->config().num_replicas) {}
 
   HostEngine& engine() { return *engine_; }
   TokenSteps& tokens() { return tokens_; }
+  ActivationBuffers& buffers() { return buffers_; }
 
   std::string DebugString() const override {
     return absl::StrCat("HostEngine with ", engine_->config().tables.size(),
@@ -37,6 +68,7 @@ class EngineResource : public tensorflow::ResourceBase {
  private:
   std::unique_ptr<HostEngine> engine_;
   TokenSteps tokens_;
+  ActivationBuffers buffers_;
 };
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;

@@ -1,12 +1,16 @@
-// Partition assignment, scatter decomposition, unique rows.
+// Partition assignment, scatter decomposition, unique rows, packed batches.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/combiner.h"
+#include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/rows/route.h"
 #include "cc/core/rows/row_partition.h"
@@ -20,6 +24,7 @@
 namespace layoutmap {
 namespace {
 
+using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
@@ -151,6 +156,80 @@ class FindUniqueRowsOp : public Kernel {
   FeatureSpec spec_;
 };
 
+class PackIdsOp : public Kernel {
+ public:
+  explicit PackIdsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mark", &mark_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_columns", &num_columns_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &is_weighted_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    const Tensor* num_samples;
+    OpInputList ids, splits, weights;
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "num_samples", 1, &num_samples));
+    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    OP_REQUIRES_OK(ctx, ctx->input_list("splits", &splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    const size_t num_features = names_.size();
+    OP_REQUIRES(ctx,
+                ids.size() == static_cast<int>(num_features) &&
+                    num_samples->NumElements() == ids.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`names`, `ids` and `num_samples` must be one per feature. "
+                    "Received: ",
+                    num_features, ", ", ids.size(), " and ",
+                    num_samples->NumElements())));
+    std::vector<FeatureInput<int64_t>> features(num_features);
+    for (int f = 0; f < ids.size(); ++f) {
+      OP_REQUIRES_OK(ctx, CheckRank("ids", ids[f], 1));
+      OP_REQUIRES_OK(ctx, CheckRank("splits", splits[f], 1));
+      OP_REQUIRES_OK(ctx, CheckRank("weights", weights[f], 1));
+      features[f].form =
+          splits[f].NumElements() == 0 ? Form::kDense : Form::kRagged;
+      features[f].ids = View<int64_t>(ids[f]);
+      features[f].splits = View<int64_t>(splits[f]);
+      features[f].num_samples = num_samples->vec<int64_t>()(f);
+      features[f].weights = View<float>(weights[f]);
+    }
+    IdPacker packer;
+    OP_REQUIRES_OK(ctx, ToTf(IdPacker::Make(names_, features, &packer)));
+    const int64_t num_columns =
+        num_columns_ > 0 ? num_columns_ : packer.num_columns();
+    OP_REQUIRES(ctx, packer.num_columns() <= num_columns,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`num_columns` must be no less than the longest sample "
+                    "needs, ",
+                    packer.num_columns(), ". Received: ", num_columns)));
+    TensorShape shape({packer.num_samples()});
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(num_columns));
+    Tensor* packed = nullptr;
+    Tensor* packed_weights = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("packed", shape, &packed));
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output("packed_weights",
+                                        is_weighted_ ? shape : TensorShape({0}),
+                                        &packed_weights));
+    MatrixView<float> factors;
+    if (is_weighted_) {
+      factors = {packed_weights->flat<float>().data(), packer.num_samples(),
+                 num_columns};
+    }
+    packer.Write(
+        mark_,
+        {packed->flat<int64_t>().data(), packer.num_samples(), num_columns},
+        factors);
+  }
+
+ private:
+  int64_t mark_;
+  std::vector<std::string> names_;
+  int64_t num_columns_;
+  bool is_weighted_;
+};
+
+LM_REGISTER_KERNEL("PackIds", PackIdsOp);
 LM_REGISTER_ID_KERNELS("AssignPartition", AssignPartitionOp);
 LM_REGISTER_ID_KERNELS("RouteIds", RouteIdsOp);
 LM_REGISTER_ID_KERNELS("FindUniqueRows", FindUniqueRowsOp);

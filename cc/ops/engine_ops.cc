@@ -93,6 +93,8 @@ REGISTER_OP("LayoutMap>EnqueueStep")
     .Input("weights: num_features * float")
     .Attr("num_features: int >= 1")
     .Attr("Tids: {int32, int64}")
+    .Attr("packed: bool = false")
+    .Attr("mark: int = 0")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
@@ -104,6 +106,9 @@ splits: row_splits [num_samples + 1], or the indices [num_ids, 2] of a sparse
   tensor, or empty for dense ids.
 num_samples: [num_features].
 weights: One factor per id, or none for 1 each.
+packed: Whether all features are in one matrix `ids`, as `LayoutMap>PackIds`
+  makes it. `weights` are its or none, `splits` are not used.
+mark: What a packed batch must have before the features of each sample.
 )doc");
 
 REGISTER_OP("LayoutMap>DequeueStep")
@@ -197,6 +202,8 @@ REGISTER_OP("LayoutMap>OpenStep")
     .Output("token: int64")
     .Attr("num_features: int >= 1")
     .Attr("Tids: {int32, int64}")
+    .Attr("packed: bool = false")
+    .Attr("mark: int = 0")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
     .Doc(R"doc(
@@ -208,6 +215,9 @@ splits: row_splits [num_samples + 1], or the indices [num_ids, 2] of a sparse
 num_samples: [num_features].
 weights: One factor per id, or none for 1 each.
 token: [], larger than those of the replica before it.
+packed: Whether all features are in one matrix `ids`, as `LayoutMap>PackIds`
+  makes it. `weights` are its or none, `splits` are not used.
+mark: What a packed batch must have before the features of each sample.
 )doc");
 
 REGISTER_OP("LayoutMap>LookUpStep")

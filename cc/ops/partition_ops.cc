@@ -114,5 +114,45 @@ feature: For messages.
 table: For messages.
 )doc");
 
+REGISTER_OP("LayoutMap>PackIds")
+    .Input("ids: num_features * int64")
+    .Input("splits: num_features * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_features * float")
+    .Output("packed: int64")
+    .Output("packed_weights: float")
+    .Attr("num_features: int >= 1")
+    .Attr("names: list(string)")
+    .Attr("mark: int")
+    .Attr("num_columns: int >= 0 = 0")
+    .Attr("weighted: bool = false")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t num_columns;
+      bool is_weighted;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_columns", &num_columns));
+      TF_RETURN_IF_ERROR(c->GetAttr("weighted", &is_weighted));
+      const ShapeHandle packed = c->Matrix(
+          InferenceContext::kUnknownDim,
+          num_columns > 0 ? num_columns : InferenceContext::kUnknownDim);
+      TF_RETURN_IF_ERROR(SetShape(c, "packed", packed));
+      return SetShape(c, "packed_weights", is_weighted ? packed : c->Vector(0));
+    })
+    .Doc(R"doc(
+Makes one matrix of the ids of all features of a batch.
+
+ids: Of each feature.
+splits: row_splits [num_samples + 1], or empty for dense ids.
+num_samples: [num_features], the same for all.
+weights: Of each feature one factor per id, or none for 1 each.
+packed: [num_samples, num_columns]: of each sample the mark, the number of ids
+  of each feature, the ids of all features, and zeros.
+packed_weights: Of the shape of `packed`: a factor where an id is, 1 elsewhere;
+  none unless `weighted`.
+names: Of each feature, for messages.
+mark: Says which features these are.
+num_columns: No less than the longest sample needs; 0 for just that.
+weighted: Whether there are weights.
+)doc");
+
 }  // namespace
 }  // namespace layoutmap

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded import random_values
 
 # Their values depend on the shape of the whole table, which they are not
 # told, and asking them for each shard would give another distribution.
@@ -91,6 +92,9 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
             return initializer(info.shape, dtype=dtype)
         return tf.slice(initializer(shape, dtype=dtype), info.offset,
                         info.shape)
+    drawn = random_values.draw(initializer, info.shape, dtype)
+    if drawn is not None:
+        return drawn
     if "partition_shape" in parameters or takes_any_keyword:
         return initializer(shape, dtype=dtype, partition_shape=info.shape,
                            partition_offset=info.offset)

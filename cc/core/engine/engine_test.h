@@ -126,7 +126,7 @@ class Trainer {
   std::shared_ptr<const Batch> MakeBatch(const TestBatch& batch) {
     std::shared_ptr<const Batch> made;
     const Status status = WithFeatures(batch, [&](const auto& features) {
-      return engine_->MakeBatch(features, &made);
+      return engine_->MakeBatch(features, SerialFor, &made);
     });
     EXPECT_TRUE(status.ok()) << status.message();
     return made;

@@ -21,6 +21,7 @@
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/step.h"
+#include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/sharded_view.h"
@@ -74,6 +75,10 @@ class HostEngine {
                  const std::vector<FeatureInput<Tid>>& features,
                  const ParallelFor& parallel_for);
 
+  // The same of a packed batch.
+  Status Enqueue(int32_t replica, bool training, const PackedInput& input,
+                 const ParallelFor& parallel_for);
+
   // The same of a batch that the caller has checked; `made` is what came of it,
   // and refused here if it failed.
   Status EnqueueBatch(int32_t replica, bool training, const Status& made,
@@ -83,6 +88,9 @@ class HostEngine {
   // Checks the ids of a batch and finds their rows and gains.
   template <typename Tid>
   Status MakeBatch(const std::vector<FeatureInput<Tid>>& features,
+                   const ParallelFor& parallel_for,
+                   std::shared_ptr<const Batch>* batch) const;
+  Status MakeBatch(const PackedInput& input, const ParallelFor& parallel_for,
                    std::shared_ptr<const Batch>* batch) const;
 
   // For steps that are kept elsewhere (cc/core/engine/token_steps.h): what

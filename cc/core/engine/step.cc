@@ -129,6 +129,11 @@ std::vector<const float*> GradientRows(
     const std::vector<BatchGradients>& gradients) {
   std::vector<const float*> rows;
   const int64_t dim = config.tables[table].dim;
+  int64_t num_values = 0;
+  ForSegments(config, table, gradients.size(), [&](size_t f, size_t replica) {
+    num_values += gradients[replica].features[f].size();
+  });
+  rows.reserve(num_values / dim);
   ForSegments(config, table, gradients.size(), [&](size_t f, size_t replica) {
     const Span<const float> gradient = gradients[replica].features[f];
     for (int64_t i = 0; i < gradient.size(); i += dim) {

@@ -101,6 +101,8 @@ Status CheckPositions(const FeatureSpec& spec, Span<const int64_t> indices,
   return Status();
 }
 
+}  // namespace
+
 template <typename Tid>
 Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                   std::vector<int64_t>* splits) {
@@ -143,6 +145,7 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
       }
       return Status();
     case Form::kDense:
+    case Form::kPacked:  // became ragged before
       break;
   }
   const int64_t per_sample = num_samples > 0 ? num_ids / num_samples : 0;
@@ -157,6 +160,52 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   for (int64_t s = 0; s <= num_samples; ++s) (*splits)[s] = s * per_sample;
   return Status();
 }
+
+namespace {
+
+// One feature of a packed batch, its ids one after the other.
+template <typename Tid>
+struct Column {
+  explicit Column(const FeatureInput<Tid>& packed) {
+    const auto start_of = [&](int64_t sample) {
+      return packed.splits.data() + sample * packed.num_columns + packed.column;
+    };
+    splits.resize(packed.num_samples + 1);
+    for (int64_t s = 0; s < packed.num_samples; ++s) {
+      const int64_t* start = start_of(s);
+      splits[s + 1] = splits[s] + (start[1] - start[0]);
+    }
+    ids.resize(splits.back());
+    if (!packed.weights.empty()) weights.resize(splits.back());
+    bool all_one = true;
+    for (int64_t s = 0; s < packed.num_samples; ++s) {
+      const int64_t from = *start_of(s), size = splits[s + 1] - splits[s];
+      for (int64_t i = 0; i < size; ++i) {
+        ids[splits[s] + i] = packed.ids[from + i];
+      }
+      if (weights.empty()) continue;
+      for (int64_t i = 0; i < size; ++i) {
+        weights[splits[s] + i] = packed.weights[from + i];
+        all_one &= packed.weights[from + i] == 1.0f;
+      }
+    }
+    // A feature without weights has those of the others beside it.
+    if (all_one) weights.clear();
+  }
+
+  FeatureInput<Tid> Ragged() const {
+    FeatureInput<Tid> input;
+    input.ids = ids;
+    input.splits = splits;
+    input.num_samples = static_cast<int64_t>(splits.size()) - 1;
+    input.weights = weights;
+    return input;
+  }
+
+  std::vector<Tid> ids;
+  std::vector<int64_t> splits;
+  std::vector<float> weights;
+};
 
 int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
   return std::upper_bound(splits.begin(), splits.end(), i) - splits.begin() - 1;
@@ -293,6 +342,10 @@ Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range) {
 template <typename Tid>
 Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                        RaggedIds* ids) {
+  if (input.form == Form::kPacked) {
+    const Column<Tid> column(input);
+    return Make(spec, column.Ragged(), ids);
+  }
   if (spec.num_rows < 0 || spec.num_rows > kMaxNumRows) {
     return InvalidArgument(
         "Feature '" + spec.feature + "': table '" + spec.table +
@@ -328,6 +381,12 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   return Status();
 }
 
+template Status MakeSplits<int32_t>(const FeatureSpec&,
+                                    const FeatureInput<int32_t>&,
+                                    std::vector<int64_t>*);
+template Status MakeSplits<int64_t>(const FeatureSpec&,
+                                    const FeatureInput<int64_t>&,
+                                    std::vector<int64_t>*);
 template Status RaggedIds::Make<int32_t>(const FeatureSpec&,
                                          const FeatureInput<int32_t>&,
                                          RaggedIds*);

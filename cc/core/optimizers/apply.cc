@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
+#include "cc/core/base/item_loops.h"
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/views.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/half_table.h"
-#include "cc/core/tables/lookup.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
@@ -105,45 +107,49 @@ class HalfTile {
   std::vector<uint64_t> noise_keys_;
 };
 
-template <typename Tile, typename Table>
-void ApplyToRows(Optimizer optimizer, Span<const float> hyperparameters,
-                 const RowGradients& gradients, const Table& table, int64_t dim,
-                 Span<const ShardedView<float>> slots,
-                 const RowKernels& kernels, const ParallelFor& parallel_for) {
-  Modifiers modifiers;
-  const bool has_modifiers = HasModifiers(optimizer, hyperparameters);
-  if (has_modifiers) modifiers = ReadModifiers(optimizer, hyperparameters);
-  auto work = [&](int64_t begin, int64_t end) {
-    Tile tile(table);
-    std::vector<float*> slot_of[kMaxSlots];
-    std::vector<float> scratch(dim);
-    for (; begin < end; begin += Tile::kSize) {
-      ApplyArgs args;
-      args.optimizer = optimizer;
-      args.hyperparameters = hyperparameters.data();
-      args.modifiers = has_modifiers ? &modifiers : nullptr;
-      args.splits = gradients.splits.data();
-      args.gradient_of = gradients.gradient_of.data();
-      args.gains = gradients.gains.empty() ? nullptr : gradients.gains.data();
-      args.gradient_rows = gradients.gradient_rows.data();
-      args.begin = begin;
-      args.end = std::min(begin + Tile::kSize, end);
-      args.dim = dim;
-      args.scratch = scratch.data();
-      args.row_of = tile.Open(gradients.rows, args.begin, args.end, kernels);
-      for (int64_t j = 0; j < slots.size(); ++j) {
-        ResolveRows(slots[j], gradients.rows, args.begin, args.end,
-                    &slot_of[j]);
-        args.slot_of[j] = slot_of[j].data();
-      }
-      kernels.apply(args);
-      tile.Close(gradients.rows, args.begin, args.end, kernels);
+// The settings of an update that every range of its rows shares.
+struct Settings {
+  explicit Settings(const TableUpdate& update)
+      : has_modifiers(HasModifiers(update.optimizer, update.hyperparameters)) {
+    if (has_modifiers) {
+      modifiers = ReadModifiers(update.optimizer, update.hyperparameters);
     }
-  };
-  // A gradient row mostly comes from cache, a table row and its slots from
-  // memory and back: counted as four gradient rows per table row touched.
-  const int64_t rows_touched = 1 + slots.size();
-  ForItems(gradients.splits, 4 * rows_touched, 8 + dim / 8, parallel_for, work);
+  }
+
+  bool has_modifiers;
+  Modifiers modifiers = {};
+};
+
+template <typename Tile, typename Table>
+void ApplyToRange(const TableUpdate& update, const Settings& settings,
+                  const RowGradients& gradients, const Table& table,
+                  int64_t dim, const RowKernels& kernels, int64_t begin,
+                  int64_t end) {
+  Tile tile(table);
+  std::vector<float*> slot_of[kMaxSlots];
+  std::vector<float> scratch(dim);
+  for (; begin < end; begin += Tile::kSize) {
+    ApplyArgs args;
+    args.optimizer = update.optimizer;
+    args.hyperparameters = update.hyperparameters.data();
+    args.modifiers = settings.has_modifiers ? &settings.modifiers : nullptr;
+    args.splits = gradients.splits.data();
+    args.gradient_of = gradients.gradient_of.data();
+    args.gains = gradients.gains.empty() ? nullptr : gradients.gains.data();
+    args.gradient_rows = gradients.gradient_rows.data();
+    args.begin = begin;
+    args.end = std::min(begin + Tile::kSize, end);
+    args.dim = dim;
+    args.scratch = scratch.data();
+    args.row_of = tile.Open(gradients.rows, args.begin, args.end, kernels);
+    for (int64_t j = 0; j < update.slots.size(); ++j) {
+      ResolveRows(update.slots[j], gradients.rows, args.begin, args.end,
+                  &slot_of[j]);
+      args.slot_of[j] = slot_of[j].data();
+    }
+    kernels.apply(args);
+    tile.Close(gradients.rows, args.begin, args.end, kernels);
+  }
 }
 
 // The same gradients over every row of the table: none where there were none.
@@ -165,26 +171,70 @@ AllRows SpreadOverAllRows(const RowGradients& gradients, int64_t num_rows) {
   return all;
 }
 
-template <typename Tile, typename Table, typename T>
-void ApplyToTable(Optimizer optimizer, Span<const float> hyperparameters,
-                  const RowGradients& gradients, const Table& table,
-                  const ShardedView<T>& rows,
-                  Span<const ShardedView<float>> slots,
-                  const RowKernels& kernels, const ParallelFor& parallel_for) {
-  assert(slots.size() == NumSlots(optimizer));
-  if (!TouchesAllRows(optimizer, hyperparameters)) {
-    return ApplyToRows<Tile>(optimizer, hyperparameters, gradients, table,
-                             rows.dim, slots, kernels, parallel_for);
-  }
-  const AllRows all = SpreadOverAllRows(gradients, rows.partition->num_rows());
-  RowGradients spread = gradients;
-  spread.rows = all.rows;
-  spread.splits = all.splits;
-  ApplyToRows<Tile>(optimizer, hyperparameters, spread, table, rows.dim, slots,
-                    kernels, parallel_for);
+int64_t DimOf(const TableUpdate& update) {
+  return update.table != nullptr ? update.table->dim
+                                 : update.half_table->rows.dim;
 }
 
+int64_t NumRowsOf(const TableUpdate& update) {
+  return update.table != nullptr
+             ? update.table->partition->num_rows()
+             : update.half_table->rows.partition->num_rows();
+}
+
+// One update, ready to run on any range of its rows.
+class PreparedUpdate {
+ public:
+  explicit PreparedUpdate(const TableUpdate& update)
+      : update_(update), settings_(update), gradients_(update.gradients) {
+    assert(update.slots.size() == NumSlots(update.optimizer));
+    if (!TouchesAllRows(update.optimizer, update.hyperparameters)) return;
+    all_ = SpreadOverAllRows(gradients_, NumRowsOf(update));
+    gradients_.rows = all_.rows;
+    gradients_.splits = all_.splits;
+  }
+  PreparedUpdate(const PreparedUpdate&) = delete;
+  PreparedUpdate& operator=(const PreparedUpdate&) = delete;
+
+  ItemLoop Loop() const {
+    // A gradient row mostly comes from cache, a table row and its slots from
+    // memory and back: counted as four gradient rows per table row touched.
+    const int64_t rows_touched = 1 + update_.slots.size();
+    return {gradients_.splits, 4 * rows_touched, 8 + DimOf(update_) / 8};
+  }
+
+  void Run(const RowKernels& kernels, int64_t begin, int64_t end) const {
+    if (update_.table != nullptr) {
+      return ApplyToRange<FloatTile>(update_, settings_, gradients_,
+                                     *update_.table, DimOf(update_), kernels,
+                                     begin, end);
+    }
+    ApplyToRange<HalfTile>(update_, settings_, gradients_, *update_.half_table,
+                           DimOf(update_), kernels, begin, end);
+  }
+
+ private:
+  const TableUpdate& update_;
+  const Settings settings_;
+  RowGradients gradients_;
+  AllRows all_;
+};
+
 }  // namespace
+
+void ApplyGradientsToAll(const std::vector<TableUpdate>& updates,
+                         const RowKernels& kernels,
+                         const ParallelFor& parallel_for) {
+  std::deque<PreparedUpdate> prepared;
+  std::vector<ItemLoop> loops;
+  for (const TableUpdate& update : updates) {
+    prepared.emplace_back(update);
+    loops.push_back(prepared.back().Loop());
+  }
+  RunItemLoops(loops, parallel_for, [&](size_t u, int64_t begin, int64_t end) {
+    prepared[u].Run(kernels, begin, end);
+  });
+}
 
 void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     const RowGradients& gradients,
@@ -192,8 +242,9 @@ void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     Span<const ShardedView<float>> slots,
                     const RowKernels& kernels,
                     const ParallelFor& parallel_for) {
-  ApplyToTable<FloatTile>(optimizer, hyperparameters, gradients, table, table,
-                          slots, kernels, parallel_for);
+  ApplyGradientsToAll(
+      {{optimizer, hyperparameters, gradients, &table, nullptr, slots}},
+      kernels, parallel_for);
 }
 
 void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
@@ -201,8 +252,9 @@ void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     Span<const ShardedView<float>> slots,
                     const RowKernels& kernels,
                     const ParallelFor& parallel_for) {
-  ApplyToTable<HalfTile>(optimizer, hyperparameters, gradients, table,
-                         table.rows, slots, kernels, parallel_for);
+  ApplyGradientsToAll(
+      {{optimizer, hyperparameters, gradients, nullptr, &table, slots}},
+      kernels, parallel_for);
 }
 
 }  // namespace layoutmap

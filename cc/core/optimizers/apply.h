@@ -4,6 +4,7 @@
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_APPLY_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/views.h"
@@ -23,6 +24,16 @@ struct RowGradients {
   Span<const float* const> gradient_rows;  // each [dim]
 };
 
+// The update of one table, on rows of one of the two kinds.
+struct TableUpdate {
+  Optimizer optimizer = Optimizer::kNone;
+  Span<const float> hyperparameters;
+  RowGradients gradients;
+  const ShardedView<float>* table = nullptr;
+  const HalfTable* half_table = nullptr;  // if `table` is not
+  Span<const ShardedView<float>> slots;
+};
+
 // Sums the gradients of each unique row, then runs one step of the rule on it
 // and its slot rows, in place. Each row is written by one worker and summed in
 // the given order: the same bits for any number of workers.
@@ -37,6 +48,11 @@ void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     const RowGradients& gradients, const HalfTable& table,
                     Span<const ShardedView<float>> slots,
                     const RowKernels& kernels, const ParallelFor& parallel_for);
+
+// The same on several tables, in one parallel loop.
+void ApplyGradientsToAll(const std::vector<TableUpdate>& updates,
+                         const RowKernels& kernels,
+                         const ParallelFor& parallel_for);
 
 }  // namespace layoutmap
 

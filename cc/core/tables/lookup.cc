@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
+#include "cc/core/base/item_loops.h"
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
@@ -57,47 +58,32 @@ void LookupRange(const ShardedView<const T>& table, RowType row_type,
   }
 }
 
-template <typename T>
-void LookupRows(const ShardedView<const T>& table, RowType row_type,
-                Span<const uint32_t> rows, Span<const int64_t> splits,
-                Span<const float> gains, const RowKernels& kernels,
-                const ParallelFor& parallel_for, MatrixView<float> out,
-                const Quantization* quantization) {
-  assert(out.num_rows == splits.size() - 1 && out.dim == table.dim);
-  assert(gains.empty() || gains.size() == rows.size());
-  // A row comes from memory, an output mostly stays in cache: about 1 ns per
-  // 4 floats and 1 ns per 16.
-  ForItems(splits, 1, 8 + table.dim / 4, parallel_for,
-           [&](int64_t begin, int64_t end) {
-             LookupRange(table, row_type, rows, splits, gains, kernels,
-                         quantization, begin, end, out);
-           });
+void RunTask(const LookupTask& task, const RowKernels& kernels, int64_t begin,
+             int64_t end) {
+  if (task.table != nullptr) {
+    return LookupRange(*task.table, RowType::kFloat32, task.rows, task.splits,
+                       task.gains, kernels, task.quantization, begin, end,
+                       task.out);
+  }
+  LookupRange(*task.half_table, task.row_type, task.rows, task.splits,
+              task.gains, kernels, task.quantization, begin, end, task.out);
 }
 
 }  // namespace
 
-void ForItems(Span<const int64_t> splits, int64_t per_item, int64_t unit_cost,
-              const ParallelFor& parallel_for,
-              const std::function<void(int64_t begin, int64_t end)>& work) {
-  const int64_t num_items = splits.size() - 1;
-  auto start_of = [&](int64_t item) { return splits[item] + item * per_item; };
-  // The first item that starts at or after `unit`.
-  auto item_at = [&](int64_t unit) {
-    int64_t low = 0, high = num_items;
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (start_of(middle) < unit) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
-  };
-  parallel_for(start_of(num_items), unit_cost, [&](int64_t begin, int64_t end) {
-    const int64_t first = item_at(begin);
-    const int64_t last = item_at(end);
-    if (first < last) work(first, last);
+void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
+               const ParallelFor& parallel_for) {
+  std::vector<ItemLoop> loops;
+  loops.reserve(tasks.size());
+  for (const LookupTask& task : tasks) {
+    assert(task.out.num_rows == task.splits.size() - 1);
+    assert(task.gains.empty() || task.gains.size() == task.rows.size());
+    // A row comes from memory, an output mostly stays in cache: about 1 ns per
+    // 4 floats and 1 ns per 16.
+    loops.push_back({task.splits, 1, 8 + task.out.dim / 4});
+  }
+  RunItemLoops(loops, parallel_for, [&](size_t t, int64_t begin, int64_t end) {
+    RunTask(tasks[t], kernels, begin, end);
   });
 }
 
@@ -105,8 +91,9 @@ void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
             Span<const int64_t> splits, Span<const float> gains,
             const RowKernels& kernels, const ParallelFor& parallel_for,
             MatrixView<float> out, const Quantization* quantization) {
-  LookupRows(table, RowType::kFloat32, rows, splits, gains, kernels,
-             parallel_for, out, quantization);
+  LookupAll({{&table, nullptr, RowType::kFloat32, rows, splits, gains, out,
+              quantization}},
+            kernels, parallel_for);
 }
 
 void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
@@ -114,8 +101,9 @@ void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
             Span<const float> gains, const RowKernels& kernels,
             const ParallelFor& parallel_for, MatrixView<float> out,
             const Quantization* quantization) {
-  LookupRows(table, row_type, rows, splits, gains, kernels, parallel_for, out,
-             quantization);
+  LookupAll(
+      {{nullptr, &table, row_type, rows, splits, gains, out, quantization}},
+      kernels, parallel_for);
 }
 
 }  // namespace layoutmap

@@ -4,7 +4,7 @@
 #define TF_LAYOUTMAP_CORE_TABLES_LOOKUP_H_
 
 #include <cstdint>
-#include <functional>
+#include <vector>
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/row_type.h"
@@ -35,12 +35,21 @@ void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
             const ParallelFor& parallel_for, MatrixView<float> out,
             const Quantization* quantization = nullptr);
 
-// Walks over an axis on which item i takes splits[i + 1] - splits[i] units of
-// its own plus `per_item`: calls `work` with ranges of items that cost about
-// the same, whatever the skew.
-void ForItems(Span<const int64_t> splits, int64_t per_item, int64_t unit_cost,
-              const ParallelFor& parallel_for,
-              const std::function<void(int64_t begin, int64_t end)>& work);
+// One lookup of several: what `Lookup` takes, of one of the two kinds of rows.
+struct LookupTask {
+  const ShardedView<const float>* table = nullptr;
+  const ShardedView<const uint16_t>* half_table = nullptr;  // if `table` is not
+  RowType row_type = RowType::kFloat32;
+  Span<const uint32_t> rows;
+  Span<const int64_t> splits;
+  Span<const float> gains;
+  MatrixView<float> out = {};
+  const Quantization* quantization = nullptr;
+};
+
+// The same as `Lookup` of each, in one parallel loop.
+void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
+               const ParallelFor& parallel_for);
 
 }  // namespace layoutmap
 

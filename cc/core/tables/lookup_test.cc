@@ -157,23 +157,5 @@ TEST(LookupTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
   ExpectByHand(&table, ids);
 }
 
-TEST(ForItemsTest, VisitsEachItemOnceWhereverTheRangesAreCut) {
-  std::mt19937 random(5);
-  for (int round = 0; round < 200; ++round) {
-    const int64_t num_items = random() % 40;
-    std::vector<int64_t> splits = {0};
-    for (int64_t i = 0; i < num_items; ++i) {
-      splits.push_back(splits.back() +
-                       (random() % 3 ? random() % 4 : random() % 200));
-    }
-    std::vector<std::atomic<int>> visits(num_items);
-    ForItems(splits, 1 + random() % 5, 1, UnevenFor(1 + round % 8, round),
-             [&](int64_t begin, int64_t end) {
-               for (int64_t i = begin; i < end; ++i) ++visits[i];
-             });
-    for (int64_t i = 0; i < num_items; ++i) ASSERT_EQ(visits[i], 1) << i;
-  }
-}
-
 }  // namespace
 }  // namespace layoutmap

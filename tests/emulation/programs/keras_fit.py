@@ -101,6 +101,17 @@ def test_the_tables_become_those_of_one_replica_to_the_bit(of_one_replica):
     training.assert_same(tables_of(fit(STRATEGY)), of_one_replica)
 
 
+def test_packed_batches_train_the_same_tables(of_one_replica):
+    packed = batches().map(lambda x, y: (tlm.pack(x), y))
+    model = compiled(STRATEGY)
+    model.fit(packed, epochs=2, verbose=0)
+    training.assert_same(tables_of(model), of_one_replica)
+    wanted = fit(STRATEGY)
+    np.testing.assert_array_equal(
+        model.predict(packed.map(lambda x, y: x), verbose=0),
+        wanted.predict(batches().map(lambda x, y: x), verbose=0))
+
+
 class WithoutTraining(Product):
     """Whose layer is not told that it trains."""
 

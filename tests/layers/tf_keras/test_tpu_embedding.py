@@ -430,3 +430,19 @@ def test_a_table_without_a_gradient_is_an_error(optimizer, make):
     layer.trainable = False
     model.compile(optimizer(0.5), "mse")
     model.fit(x["user"], y, verbose=0)
+
+
+def test_packed_batches_train_the_same_tables():
+    def make():
+        ids = tf_keras.Input([10], dtype="int64")
+        found = make_layer()(ids)
+        return tf_keras.Model(ids, (
+            found["title"] * found["user"] + found["title"]
+            + found["body"][:, 0] * found["body"][:, 1]))
+
+    packed = tf.data.Dataset.from_tensor_slices(
+        keras3.batches()).batch(BATCH).map(lambda x, y: (tlm.pack(x), y))
+    for num_replicas in (1, 2):
+        model = compiled(strategies.mirrored(num_replicas), make=make)
+        model.fit(packed, epochs=2, verbose=0)
+        keras3.assert_same(embedding_of(model), keras3.with_one_replica())

@@ -38,9 +38,11 @@ class StepMethods:
           features: Structure of `feature_config`. Each leaf is a `tf.Tensor`
             `[num_samples]` or `[..., ids per sample]`, a `tf.SparseTensor`
             (row-major) of rank 2 or more, or a `tf.RaggedTensor` of rank 2,
-            of integers. Forms and batch sizes may differ.
+            of integers. Forms and batch sizes may differ. Or all of them
+            packed by `tlm.pack`.
           weights: None, or the same structure with None or the factors of the
-            ids, in the sparse or ragged form of the ids.
+            ids, in the sparse or ragged form of the ids; or what was packed
+            with them.
           training: Bool or scalar bool tensor. False: forward only, nothing
             to apply. A `tf.function` that enqueues and dequeues under one
             `name` and never applies under it is forward-only anyway.

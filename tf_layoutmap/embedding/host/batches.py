@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.step import feature_inputs, replicas, structure
+from tf_layoutmap.embedding.host.engine import StepInputs
+from tf_layoutmap.embedding.step import packed_ids, replicas, structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Batch:
       steps: Replica and inputs of each step.
     """
 
-    steps: list[tuple[int, list[feature_inputs.FeatureIds]]]
+    steps: list[tuple[int, StepInputs]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,8 @@ class BatchReader:
         """Returns a batch that can be enqueued.
 
         Args:
-          features: Structure of the feature config with ids.
+          features: Structure of the feature config with ids, or a packed
+            batch.
           weights: None, or the same structure with None or weights.
           device: The device whose step it is, or None.
 
@@ -86,10 +88,16 @@ class BatchReader:
             self._replicas.split(features, "features"),
             self._replicas.split(weights, "weights")))
 
-    def read_features(
-        self, features: Any, weights: Any,
-    ) -> list[feature_inputs.FeatureIds]:
+    def read_features(self, features: Any, weights: Any) -> StepInputs:
         """Returns the inputs of one replica, in the order of the features."""
+        if packed_ids.is_packed(features, self._feature_config):
+            packed = packed_ids.read(features, weights, self._feature_config)
+            if not self._replicas.has_processes:
+                return self._shapes.check_packed(packed)
+            # Processes gather features one by one.
+            ids, factors = packed_ids.unpack(self._shapes.features, packed)
+            return [self._shapes.read_input(index, *one)
+                    for index, one in enumerate(zip(ids, factors))]
         structure.check_same(
             features, "features", self._feature_config, "feature_config")
         flat_weights = structure.flatten_weights(

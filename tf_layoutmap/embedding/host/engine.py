@@ -9,9 +9,12 @@ import tensorflow as tf
 
 from tf_layoutmap import _ops
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import feature_inputs
+from tf_layoutmap.embedding.step import feature_inputs, packed_ids
 from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.sharded.routing.shards import known_size
+
+# Of the features of a step, in the spec's order.
+StepInputs = Sequence[feature_inputs.FeatureIds] | packed_ids.PackedIds
 
 # What the engine counts of each feature, in its order.
 _FEATURE_COUNTS = (
@@ -103,9 +106,9 @@ class HostEngine:
 
     def enqueue(
         self, replica: int, training: Any,
-        features: Sequence[feature_inputs.FeatureIds],
+        features: StepInputs,
     ):
-        """Hands the ids of one step over; `features` in the spec's order."""
+        """Hands the ids of one step over."""
         with tf.device(self._handle.device):
             return _ops.enqueue_step(
                 engine=self._handle,
@@ -144,7 +147,7 @@ class HostEngine:
                 **self._variables_to_update())
 
     def open(
-        self, replica: int, features: Sequence[feature_inputs.FeatureIds],
+        self, replica: int, features: StepInputs,
     ) -> OpenLookup:
         """Opens a lookup, which gradients may follow or not."""
         engine = self._handle
@@ -253,7 +256,14 @@ class HostEngine:
                 num_unique_rows / num_lookups if num_lookups else None)}
 
 
-def _batch(features: Sequence[feature_inputs.FeatureIds]) -> dict[str, Any]:
+def _batch(features: StepInputs) -> dict[str, Any]:
+    if isinstance(features, packed_ids.PackedIds):
+        return {
+            "ids": [features.ids], "splits": [tf.zeros([0], tf.int64)],
+            "num_samples": tf.reshape(
+                tf.cast(features.num_samples, tf.int64), [1]),
+            "weights": [features.weights],
+            "packed": True, "mark": features.mark}
     feature_inputs.unify_id_types(features)
     return {
         "ids": [one.ids for one in features],

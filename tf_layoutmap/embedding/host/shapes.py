@@ -13,6 +13,7 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
     build_shapes,
     feature_inputs,
+    packed_ids,
     sample_positions,
 )
 from tf_layoutmap.embedding.step.build_shapes import Shape, is_known
@@ -100,25 +101,56 @@ class StepShapes:
         self._settle_inner(index, inputs.inner_shape)
         return self._check_size(index, inputs)
 
+    @property
+    def features(self) -> list[config.FeatureSpec]:
+        """The features as the engine has them."""
+        return self._features
+
+    def check_packed(
+        self, packed: packed_ids.PackedIds,
+    ) -> packed_ids.PackedIds:
+        """Returns a packed batch, whose samples have no inner dimensions.
+
+        Raises:
+          ValueError: If it has another size than declared.
+        """
+        num_samples = packed.num_samples
+        for index in range(len(self._features)):
+            self._check_inner(index, ())
+            self._check_sequence(index, ())
+        for index in range(len(self._features)):
+            self._settle_inner(index, ())
+        # The same size is declared of most features: it is checked once.
+        for expected, index in {
+                self._declared(index): index
+                for index in reversed(range(len(self._features)))}.items():
+            num_samples = self._check_num_samples(index, expected, num_samples)
+        return dataclasses.replace(packed, num_samples=num_samples)
+
     def _check_size(
         self, index: int, inputs: feature_inputs.FeatureIds,
     ) -> feature_inputs.FeatureIds:
-        expected = self._declared(index)
+        inputs.num_samples = self._check_num_samples(
+            index, self._declared(index), inputs.num_samples)
+        return inputs
+
+    def _check_num_samples(self, index: int, expected: int | None,
+                           num_samples: Any) -> Any:
+        """Returns the number of samples, which must be the expected one."""
         if expected is None:
-            return inputs
+            return num_samples
         message = (f"Input {self._spec.features[index].name!r} must have "
                    f"{expected} samples, as `build` or its FeatureConfig "
                    "was told.")
-        if inputs.static_num_samples is None:
+        if not isinstance(num_samples, int):
             check = tf.debugging.assert_equal(
-                tf.cast(inputs.num_samples, tf.int64),
+                tf.cast(num_samples, tf.int64),
                 tf.constant(expected, tf.int64), message)
             with tf.control_dependencies([] if check is None else [check]):
-                inputs.num_samples = tf.identity(inputs.num_samples)
-        elif inputs.static_num_samples != expected:
-            raise ValueError(
-                f"{message} Received: {inputs.static_num_samples}.")
-        return inputs
+                return tf.identity(num_samples)
+        if num_samples != expected:
+            raise ValueError(f"{message} Received: {num_samples}.")
+        return num_samples
 
     def activation_shape(self, index: int) -> tf.TensorShape:
         """Returns the shape of the activations of feature `index`."""
@@ -138,6 +170,10 @@ class StepShapes:
         if inner:
             activations = tf.reshape(
                 activations, [-1, *inner, activations.shape[-1]])
+        found = activations.shape
+        if found.rank == shape.rank and all(
+                size in (None, known) for size, known in zip(shape, found)):
+            return activations  # An operation less, for each feature.
         return tf.ensure_shape(activations, shape)
 
     def flatten_gradient(self, index: int, gradient: tf.Tensor) -> tf.Tensor:

@@ -12,6 +12,7 @@ from absl import logging
 from tf_layoutmap.embedding.step import (
     build_shapes,
     forward_only,
+    packed_ids,
     replicas,
 )
 from tf_layoutmap.embedding.step import gradients as step_gradients
@@ -201,6 +202,9 @@ class TPUBackend:
         """Enqueues on the host of a core; None in a TPU's program."""
         # A device scope of None would undo that of the caller.
         with tf.device(core.host) if core else contextlib.nullcontext():
+            if isinstance(values, packed_ids.PackedIds):
+                values, weights = packed_ids.unpack(
+                    self._spec.features, values)
             num_cores = self._cores.num_cores_per_replica
             if part is not None and num_cores:
                 values = [_part(one, part, num_cores) for one in values]

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import replicas, structure
+from tf_layoutmap.embedding.step import packed_ids, replicas, structure
 from tf_layoutmap.embedding.tpu import (
     cores,
     enqueue_lists,
@@ -17,18 +17,22 @@ from tf_layoutmap.embedding.tpu import (
 )
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
 
+Inputs = list[Any] | packed_ids.PackedIds
+Step = tuple[Inputs, list[Any] | None]
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """What is enqueued on the cores.
 
     Attributes:
-      steps: Flat inputs and weights of each replica.
+      steps: Flat inputs and weights of each replica; or a packed batch, and
+        None.
       device: The core whose step it is, if the caller says so.
       in_program: Whether a TPU's program enqueues it.
     """
 
-    steps: list[tuple[list[Any], list[Any]]]
+    steps: list[Step]
     device: str | None
     in_program: bool
 
@@ -61,7 +65,8 @@ class BatchReader:
         """Returns a batch that can be enqueued.
 
         Args:
-          features: Structure of the feature config with ids.
+          features: Structure of the feature config with ids, or a packed
+            batch.
           weights: None, or the same structure with None or weights.
           device: The core whose step it is, or None.
           checks_shapes: Whether shapes are compared with those known.
@@ -71,28 +76,42 @@ class BatchReader:
           TypeError: Structures differ in types, or ids are not integers.
           ValueError: Structures, sizes, ranks or weights do not match.
         """
-        structure.check_same(
-            features, "features", self._feature_config, "feature_config")
-        if weights is not None:
+        is_packed = self._is_packed(features)
+        if not is_packed:
             structure.check_same(
-                weights, "weights", self._feature_config, "feature_config")
+                features, "features", self._feature_config, "feature_config")
+            if weights is not None:
+                structure.check_same(
+                    weights, "weights", self._feature_config, "feature_config")
         in_program = replicate_context.is_in_tpu_program()
         steps = self._split(features, weights, device, in_program)
         if checks_shapes:
             self._check_shapes([values for values, _ in steps],
                                device is None, settles_shapes)
-        paths = [one.name for one in self._features]
         for values, given in steps:
-            replicate_context.check_on_host(list(zip(paths, values)))
-            for feature, value, weight in zip(
-                    self._features, values, given):
+            named = self._named_tensors(values)
+            replicate_context.check_on_host(named)
+            if in_program:
+                replicate_context.check_direct_inputs(named)
+            if given is None or isinstance(values, packed_ids.PackedIds):
+                continue
+            for feature, value, weight in zip(self._features, values, given):
                 enqueue_lists.check_weight(feature, value, weight)
-        if in_program:
-            values, _ = steps[0]
-            replicate_context.check_direct_inputs(list(zip(paths, values)))
         return Batch(steps, device, in_program)
 
-    def _split(self, features, weights, device, in_program):
+    def _is_packed(self, features):
+        """Whether it is a packed batch, or one for each replica."""
+        return not tf.nest.is_nested(features) and all(
+            packed_ids.is_packed(one, self._feature_config) for one in
+            self._replicas.strategy.experimental_local_results(features))
+
+    def _named_tensors(self, values: Inputs) -> list[tuple[str, Any]]:
+        if isinstance(values, packed_ids.PackedIds):
+            return [("packed", values.given)]
+        return [(feature.name, value)
+                for feature, value in zip(self._features, values)]
+
+    def _split(self, features, weights, device, in_program) -> list[Step]:
         """Flat inputs and weights of each replica that enqueues here."""
         if in_program or device is not None:
             if in_program and device is not None:
@@ -105,7 +124,15 @@ class BatchReader:
                         self._replicas.split(weights, "weights"))
         return [self._flatten(*step) for step in steps]
 
-    def _flatten(self, features, weights):
+    def _flatten(self, features, weights) -> Step:
+        if packed_ids.is_packed(features, self._feature_config):
+            if self._cores.num_cores_per_replica:
+                raise ValueError(
+                    "A replica of several cores (SPMD) does not take a packed "
+                    "batch: its samples cannot be divided among them. Pass "
+                    "the features as tf.SparseTensors.")
+            return packed_ids.read(
+                features, weights, self._feature_config), None
         values = [
             enqueue_lists.convert(feature, value)
             for feature, value in zip(
@@ -123,6 +150,8 @@ class BatchReader:
     def _check_shapes(self, values_of_replicas, is_divided, settles_shapes):
         num_cores = self._cores.num_cores_per_replica if is_divided else None
         for values in values_of_replicas:
+            if isinstance(values, packed_ids.PackedIds):
+                values = packed_ids.stand_ins(values, len(self._features))
             incoming = [
                 tpu_shapes.of_input(feature, value, num_cores)
                 for feature, value in zip(self._features, values)]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.api.layer_access import LayerAccess
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
-from tf_layoutmap.embedding.step import structure
+from tf_layoutmap.embedding.step import packed_ids, structure
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.configs import keras_rs_configs
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
@@ -125,12 +125,13 @@ class EmbeddingSteps:
         Raises:
           RuntimeError: On a TPU, outside of `strategy.run`.
         """
-        inputs, weights = self._cut(inputs, weights)
         if self.is_on_tpu:
             self.access.require_replica("call")
+            inputs, weights = self._cut(inputs, weights)
             self.embedding.enqueue(
                 inputs, weights, training=False, name=self._layer)
             return self.embedding.dequeue(name=self._layer)
+        inputs, weights = self._cut(*self._unpacked(inputs, weights))
         return serving_embedding_lookup(
             inputs, weights, self.embedding.embedding_tables,
             self.feature_config, out_of_range=self.out_of_range)
@@ -140,6 +141,10 @@ class EmbeddingSteps:
         """
         return activation_shapes.of_inputs(
             self.spec, self.feature_config, inputs)
+
+    def is_packed(self, inputs: Any) -> bool:
+        """Whether it is a packed batch, or what stands for one."""
+        return activation_shapes.is_packed(self.feature_config, inputs)
 
     def zeros(self, inputs: Any) -> Any:
         """Returns zeros in the shape of the activations, without a step."""
@@ -209,10 +214,25 @@ class EmbeddingSteps:
                 [one * sum_of_marks for one in gradients]),
             name=self._layer)
 
+    def _unpacked(self, inputs, weights):
+        """Ids and weights in the structure of the feature config."""
+        if not self.is_packed(inputs):
+            return inputs, weights
+        ids, factors = packed_ids.unpack(
+            self.spec.features,
+            packed_ids.read(inputs, weights, self.feature_config))
+        return (tf.nest.pack_sequence_as(self.feature_config, ids),
+                None if weights is None else
+                tf.nest.pack_sequence_as(self.feature_config, factors))
+
     def _cut(self, inputs, weights):
         features = dict(structure.flatten_with_paths(self.feature_config))
-        if weights is None and not any(
-                hasattr(one, "max_ids") for one in features.values()):
+        has_limits = any(hasattr(one, "max_ids") for one in features.values())
+        if self.is_packed(inputs) and has_limits:
+            inputs, weights = self._unpacked(inputs, weights)
+        elif self.is_packed(inputs):
+            return inputs, weights
+        if weights is None and not has_limits:
             return inputs, weights
         pairs = [
             keras_rs_configs.cut(features.get(path), ids, weight)

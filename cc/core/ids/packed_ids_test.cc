@@ -1,0 +1,223 @@
+#include "cc/core/ids/packed_ids.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/ids/combiner.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+constexpr int64_t kMark = -77;
+
+std::vector<FeatureSpec> Specs() {
+  std::vector<FeatureSpec> specs(3);
+  const char* const names[] = {"a", "b", "c"};
+  for (size_t f = 0; f < specs.size(); ++f) {
+    specs[f].feature = names[f];
+    specs[f].table = "words";
+    specs[f].num_rows = 10;
+  }
+  specs[1].combiner = Combiner::kMean;
+  specs[2].max_sequence_length = 2;
+  return specs;
+}
+
+// By feature, then by sample.
+using Ids = std::vector<std::vector<std::vector<int64_t>>>;
+
+struct Packed {
+  int64_t num_samples = 0, num_columns = 0;
+  std::vector<int64_t> ids;
+  std::vector<float> weights;
+
+  explicit Packed(const Ids& features, int64_t more_columns = 0) {
+    num_samples = static_cast<int64_t>(features[0].size());
+    num_columns = 1 + static_cast<int64_t>(features.size()) + more_columns;
+    std::vector<std::vector<int64_t>> rows;
+    for (int64_t s = 0; s < num_samples; ++s) {
+      std::vector<int64_t>& row = rows.emplace_back(1, kMark);
+      for (const auto& feature : features) row.push_back(feature[s].size());
+      for (const auto& feature : features) {
+        row.insert(row.end(), feature[s].begin(), feature[s].end());
+      }
+      num_columns = std::max<int64_t>(num_columns, row.size());
+    }
+    for (std::vector<int64_t>& row : rows) {
+      row.resize(num_columns, -3);  // anything
+      ids.insert(ids.end(), row.begin(), row.end());
+    }
+  }
+  PackedInput View() const {
+    PackedInput input;
+    input.mark = kMark;
+    input.ids = {ids.data(), num_samples, num_columns};
+    if (!weights.empty()) {
+      input.weights = {weights.data(), num_samples, num_columns};
+    }
+    return input;
+  }
+};
+
+Status Make(const Packed& packed, std::vector<RaggedIds>* made) {
+  std::vector<int64_t> starts;
+  std::vector<FeatureInput<int64_t>> features;
+  const std::vector<FeatureSpec> specs = Specs();
+  LM_RETURN_IF_ERROR(ReadPacked(specs, packed.View(), &starts, &features));
+  made->resize(specs.size());
+  for (size_t f = 0; f < specs.size(); ++f) {
+    LM_RETURN_IF_ERROR(RaggedIds::Make(specs[f], features[f], &(*made)[f]));
+  }
+  return Status();
+}
+
+std::string Refusal(const Packed& packed) {
+  std::vector<RaggedIds> made;
+  const Status status = Make(packed, &made);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  return status.message();
+}
+
+template <typename T>
+std::vector<T> ToVector(Span<const T> span) {
+  return {span.begin(), span.end()};
+}
+
+// The same batch, feature by feature.
+void ExpectAsRagged(const Ids& features, const Packed& packed) {
+  std::vector<RaggedIds> made;
+  const Status status = Make(packed, &made);
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (size_t f = 0; f < features.size(); ++f) {
+    std::vector<int64_t> ids, splits = {0};
+    for (const auto& sample : features[f]) {
+      ids.insert(ids.end(), sample.begin(), sample.end());
+      splits.push_back(static_cast<int64_t>(ids.size()));
+    }
+    FeatureInput<int64_t> input;
+    input.ids = ids;
+    input.splits = splits;
+    input.num_samples = packed.num_samples;
+    RaggedIds expected;
+    ASSERT_TRUE(RaggedIds::Make(Specs()[f], input, &expected).ok());
+    EXPECT_EQ(made[f].num_samples(), expected.num_samples());
+    EXPECT_EQ(ToVector(made[f].rows()), ToVector(expected.rows()));
+    EXPECT_EQ(ToVector(made[f].splits()), ToVector(expected.splits()));
+    EXPECT_EQ(ToVector(made[f].gains()), ToVector(expected.gains()));
+    EXPECT_EQ(made[f].counts().num_truncated, expected.counts().num_truncated);
+  }
+}
+
+TEST(PackedIdsTest, AnyBatchIsWhatItsFeaturesAre) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 50; ++i) {
+    Ids features(3, std::vector<std::vector<int64_t>>(random() % 6));
+    for (auto& feature : features) {
+      for (auto& sample : feature) {
+        sample.resize(random() % 4);
+        for (int64_t& id : sample) id = random() % 10;
+      }
+    }
+    ExpectAsRagged(features, Packed(features));
+    ExpectAsRagged(features, Packed(features, 5));
+    // Weights of 1 are as if there were none, also beside other weights.
+    Packed weighted(features);
+    weighted.weights.assign(weighted.ids.size(), 1.0f);
+    ExpectAsRagged(features, weighted);
+  }
+}
+
+TEST(PackedIdsTest, WeightsGoWithTheirIds) {
+  Packed packed({{{1}, {2, 3}}, {{4, 5}, {}}, {{6}, {7}}});
+  ASSERT_EQ(packed.num_columns, 8);
+  packed.weights = {9, 9, 9, 9, 2, 1, 3, 1, 9, 9, 9, 9, 4, 5, 1, 9};
+  std::vector<RaggedIds> made;
+  ASSERT_TRUE(Make(packed, &made).ok());
+  EXPECT_EQ(ToVector(made[0].gains()), (std::vector<float>{2, 4, 5}));
+  EXPECT_EQ(ToVector(made[1].gains()), (std::vector<float>{0.25f, 0.75f}));
+  EXPECT_TRUE(made[2].gains().empty());
+}
+
+TEST(PackedIdsTest, ASequenceTakesNoWeights) {
+  Packed packed({{{1}}, {{4}}, {{6}}});
+  packed.weights = {1, 1, 1, 1, 1, 1, 0.5f};
+  EXPECT_NE(Refusal(packed).find("Feature 'c': a sequence feature takes no "
+                                 "weights"),
+            std::string::npos);
+}
+
+TEST(PackedIdsTest, BadBatchesAreRefused) {
+  const Ids features = {{{1}, {2}}, {{4, 5}, {}}, {{6}, {7}}};
+  const Packed good(features);
+  ASSERT_EQ(good.num_columns, 8);
+  Packed packed = good;
+  packed.ids[8] = kMark + 1;
+  EXPECT_NE(Refusal(packed).find("whose features are 'a', 'b', 'c'"),
+            std::string::npos);
+  EXPECT_NE(Refusal(packed).find("sample 1"), std::string::npos);
+  // A number of ids that is negative, that is too large, and of which the sum
+  // with the next is too small again.
+  for (int64_t size : {int64_t{-1}, int64_t{5}, INT64_MAX, INT64_MIN}) {
+    for (int place : {1, 2, 3}) {
+      packed = good;
+      packed.ids[8 + place] = size;
+      EXPECT_NE(Refusal(packed).find("sample 1: the numbers of ids"),
+                std::string::npos);
+    }
+  }
+  packed = good;
+  packed.num_columns = 3;
+  EXPECT_NE(Refusal(packed).find("at least 4 columns"), std::string::npos);
+  packed = good;
+  packed.ids[4] = 10;
+  EXPECT_NE(Refusal(packed).find("Feature 'a', sample 0: id 10"),
+            std::string::npos);
+  PackedInput input = good.View();
+  const std::vector<float> weights(100);
+  input.weights = {weights.data(), 2, 7};
+  std::vector<int64_t> starts;
+  std::vector<FeatureInput<int64_t>> read;
+  EXPECT_NE(ReadPacked(Specs(), input, &starts, &read)
+                .message()
+                .find("Packed weights must be of the shape"),
+            std::string::npos);
+}
+
+TEST(PackedIdsTest, WhatIsPackedIsRead) {
+  const Ids features = {{{1}, {2, 3}}, {{4, 5}, {}}, {{6}, {7}}};
+  std::vector<std::vector<int64_t>> ids(3), splits(3, {0});
+  std::vector<FeatureInput<int64_t>> inputs(3);
+  for (size_t f = 0; f < 3; ++f) {
+    for (const auto& sample : features[f]) {
+      ids[f].insert(ids[f].end(), sample.begin(), sample.end());
+      splits[f].push_back(static_cast<int64_t>(ids[f].size()));
+    }
+    inputs[f].ids = ids[f];
+    inputs[f].splits = splits[f];
+    inputs[f].num_samples = 2;
+  }
+  IdPacker packer;
+  ASSERT_TRUE(IdPacker::Make({"a", "b", "c"}, inputs, &packer).ok());
+  Packed packed(features);
+  EXPECT_EQ(packer.num_samples(), 2);
+  EXPECT_EQ(packer.num_columns(), packed.num_columns);
+  packed.ids.assign(packed.ids.size(), -9);
+  packer.Write(kMark, {packed.ids.data(), 2, packed.num_columns}, {});
+  EXPECT_EQ(packed.ids.back(), 0);
+  ExpectAsRagged(features, packed);
+  inputs[1].num_samples = 1;
+  EXPECT_NE(IdPacker::Make({"a", "b", "c"}, inputs, &packer)
+                .message()
+                .find("feature 'a' with 2, feature 'b' with 1"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace layoutmap

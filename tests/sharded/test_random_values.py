@@ -1,0 +1,78 @@
+"""Random first values of large tables are those that TensorFlow draws."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from benchmarks import peak_memory
+from tf_layoutmap.sharded import random_values
+
+tpu = tf.tpu.experimental.embedding
+DEFAULT = type(tpu.TableConfig(4, 2).initializer)
+
+INITIALIZERS = {
+    "uniform": lambda seed: tf.random_uniform_initializer(-0.3, 0.7, seed),
+    "uniform from 0": lambda seed: tf.random_uniform_initializer(0, 5, seed),
+    "of 0 and 1": lambda seed: tf.random_uniform_initializer(0, 1, seed),
+    "normal": lambda seed: tf.random_normal_initializer(0.0, 0.3, seed),
+    "truncated": lambda seed: DEFAULT(1.5, 0.3, seed),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 7, 0])
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_the_same_bits(name, seed, monkeypatch):
+    monkeypatch.setattr(random_values, "_LEAST_SIZE", 1)
+    drawn = []
+    for ours in (False, True):
+        tf.random.set_seed(3)
+        initializer = INITIALIZERS[name](seed)
+        # One after the other, for unseeded ones draw others each time.
+        drawn.append([
+            random_values.draw(initializer, (1001, 3), tf.float32) if ours
+            else initializer((1001, 3), dtype=tf.float32)
+            for _ in range(3)])
+    for one, other in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(
+            one.numpy().view(np.int32), other.numpy().view(np.int32))
+    assert (seed is None) == bool(np.any(drawn[1][0] != drawn[1][1]))
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_tables_of_any_shards(num_shards, monkeypatch):
+    def rows():
+        tf.random.set_seed(5)
+        embedding = tlm.TPUEmbedding(
+            tpu.FeatureConfig(tpu.TableConfig(
+                50, 4, tf.random_uniform_initializer(seed=2), name="t")),
+            tpu.SGD(0.1),
+            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+        embedding.build()
+        return np.asarray(next(iter(embedding.embedding_tables.values())))
+
+    wanted = rows()
+    monkeypatch.setattr(random_values, "_LEAST_SIZE", 1)
+    np.testing.assert_array_equal(rows(), wanted)
+
+
+def test_others_are_asked_themselves(monkeypatch):
+    monkeypatch.setattr(random_values, "_LEAST_SIZE", 1)
+    for initializer in (tf.ones_initializer(), tf.constant_initializer(2.0),
+                        lambda shape: tf.ones(shape)):
+        assert random_values.draw(initializer, (4, 2), tf.float32) is None
+    uniform = tf.random_uniform_initializer()
+    traced = tf.function(lambda: tf.constant(
+        random_values.draw(uniform, (4, 2), tf.float32) is None))
+    assert traced()
+    monkeypatch.undo()
+    assert random_values.draw(uniform, (4, 2), tf.float32) is None
+
+
+@pytest.mark.skipif(not peak_memory.is_available(),
+                    reason="counts memory as Linux does")
+def test_memory_for_one_table_is_enough():
+    shape = (1 << 18, 64)  # 64 MiB
+    extra = peak_memory.extra_bytes(lambda: random_values.draw(
+        tf.random_uniform_initializer(), shape, tf.float32))
+    assert extra < 1.5 * 4 * shape[0] * shape[1]
