@@ -23,6 +23,7 @@ _HOMES = {
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
     "serving_embedding_lookup":
         "tf_layoutmap.embedding.serving:serving_embedding_lookup",
+    "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tf_layoutmap.layout.layout_map_scope import layout_map_scope
     from tf_layoutmap.layout.visualize import visualize_layout
     from tf_layoutmap.process_report import describe_process
+    from tf_layoutmap.serving.export import export
     from tf_layoutmap.sharded import (
         ShardedVariable,
         ShardedVariableMixin,
@@ -70,6 +72,7 @@ __all__ = [
     "ShardedVariableSpec",
     "TPUEmbedding",
     "serving_embedding_lookup",
+    "export",
     "inspect_ids",
     "emulation",
     "dtensor",

@@ -95,6 +95,10 @@ UninitializedVariable = _private(
 gen_resource_variable_ops = _private("ops", "gen_resource_variable_ops")
 _DTENSOR.check_method(gen_resource_variable_ops, "var_handle_op", "debug_name")
 
+# The hash of a SavedModel's files, which changes when values are added.
+write_fingerprint = _private(
+    "saved_model.fingerprinting_utils", "write_fingerprint")
+
 # What tf.function keeps of a shard that is passed as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
