@@ -24,6 +24,7 @@ _HOMES = {
     "serving_embedding_lookup":
         "tf_layoutmap.embedding.serving:serving_embedding_lookup",
     "pack": "tf_layoutmap.embedding.step.packing:pack",
+    "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from tf_layoutmap.layout.layout_map_scope import layout_map_scope
     from tf_layoutmap.layout.visualize import visualize_layout
     from tf_layoutmap.process_report import describe_process
+    from tf_layoutmap.serving.export import export
     from tf_layoutmap.sharded import (
         ShardedVariable,
         ShardedVariableMixin,
@@ -73,6 +75,7 @@ __all__ = [
     "TPUEmbedding",
     "serving_embedding_lookup",
     "pack",
+    "export",
     "inspect_ids",
     "emulation",
     "dtensor",

@@ -68,6 +68,9 @@ TFOptimizer = _private("backend.tensorflow.optimizer", "TFOptimizer")
 # A model whose layers are known by their names, not by attributes.
 Functional = _private("models.functional", "Functional")
 
+# What a model that is no graph of layers was last called with.
+get_input_signature = _private("export.export_utils", "get_input_signature")
+
 # Random initializers that can draw from a seed given as a tensor.
 RandomInitializer = _private(
     "initializers.random_initializers", "RandomInitializer")

@@ -98,6 +98,10 @@ for _name in ("assign_add_variable_op", "assign_sub_variable_op"):
     _DTENSOR.check_method(
         gen_resource_variable_ops, _name, "resource", "value", "name")
 
+# The hash of a SavedModel's files, which changes when values are added.
+write_fingerprint = _private(
+    "saved_model.fingerprinting_utils", "write_fingerprint")
+
 # What tf.function keeps of a shard that is passed as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 

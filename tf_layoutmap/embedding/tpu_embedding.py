@@ -22,6 +22,7 @@ from tf_layoutmap.embedding.step import engine_choice, replicas, structure
 from tf_layoutmap.embedding.tpu import backend as tpu_backend
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.serving import stand_ins
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert
@@ -211,6 +212,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     def __call__(self, features: Any, weights: Any = None) -> Any:
         """Looks up outside of any step, by stock ops; see
         `serving_embedding_lookup`."""
+        stand_in = stand_ins.of(self)
+        if stand_in is not None:
+            return stand_in(features, weights)
         return serving.serving_embedding_lookup(
             features, weights, self.embedding_tables,
             self._state.feature_config,

@@ -31,6 +31,16 @@ class LayerAccess:
         return self._state.spec
 
     @property
+    def feature_config(self) -> Any:
+        """The structure that it was made with."""
+        return self._state.feature_config
+
+    @property
+    def out_of_range(self) -> str:
+        """What becomes of an id that is no row of its table."""
+        return self._state.out_of_range
+
+    @property
     def is_on_tpu(self) -> bool:
         """Whether its tables are on a TPU, or an emulated one."""
         return self._state.backend.is_on_tpu

@@ -7,7 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import feature_inputs, sample_positions
+from tf_layoutmap.embedding.step import (
+    feature_inputs,
+    sample_positions,
+    stock_parts,
+)
 
 
 def look_up(
@@ -31,7 +35,7 @@ def look_up(
     Raises:
       TypeError, ValueError: As `serving_embedding_lookup`.
     """
-    found = _read(feature, value, weight)
+    found = read(feature, value, weight)
     shape = tf.TensorShape(rows.shape)
     if not shape.is_compatible_with([table.num_rows, table.dim]):
         raise ValueError(
@@ -44,15 +48,17 @@ def look_up(
     elif out_of_range == "error" and feature.validate:
         ids = _checked_ids(feature, table, ids)
     num_samples = tf.cast(found.num_samples, tf.int64)
-    samples = _samples_of(feature, found, ids, num_samples)
+    samples = stock_parts.samples_of(feature, found, ids, num_samples)
     is_used = None
     if out_of_range == "drop":
         is_used = (ids >= 0) & (ids < table.num_rows)
     if feature.is_sequence and not found.inner_shape:
-        activations = _place_in_sequence(
-            feature, table, rows, ids, samples,
-            _positions_of(feature, found, samples), num_samples, is_used)
-        shape = [found.static_num_samples, feature.max_sequence_length]
+        kept, indices = stock_parts.kept_in_sequence(
+            feature, samples,
+            stock_parts.positions_of(feature, found, samples), is_used)
+        activations = stock_parts.in_sequence(
+            feature, table, indices, _gather(table, rows, tf.gather(ids, kept)),
+            num_samples)
     else:
         weights = found.weights if weight is not None else None
         if is_used is not None:
@@ -60,18 +66,14 @@ def look_up(
                             for one in (ids, samples))
             if weights is not None:
                 weights = tf.boolean_mask(weights, is_used)
-        activations = _combine(
-            table, rows, ids, samples, num_samples, weights)
-        shape = [found.static_num_samples]
-    if found.inner_shape:
-        return _in_shape(feature, table, found, activations)
-    if isinstance(value, tf.RaggedTensor) and feature.output_shape:
-        shape = feature.output_shape
-    return tf.ensure_shape(activations, [*shape, table.dim])
+        activations = stock_parts.combine(
+            table, _gather(table, rows, ids), samples, num_samples, weights)
+    return in_shape(feature, table, value, found, activations)
 
 
-def _read(feature, value, weight):
-    """The input, ragged samples laid out over the positions of a shape."""
+def read(feature: config.FeatureSpec, value: Any,
+         weight: Any) -> feature_inputs.FeatureIds:
+    """Reads an input, ragged samples laid out over positions of a shape."""
     found = feature_inputs.read_feature(feature, value, weight)
     shape = feature.output_shape
     if not isinstance(value, tf.RaggedTensor) or shape is None:
@@ -81,8 +83,27 @@ def _read(feature, value, weight):
     return sample_positions.fill(feature, found, shape)
 
 
-def _in_shape(feature, table, found, activations):
-    """Divides the samples into the dimensions they came in."""
+def in_shape(
+    feature: config.FeatureSpec, table: config.TableSpec, value: Any,
+    found: feature_inputs.FeatureIds, activations: tf.Tensor,
+) -> tf.Tensor:
+    """Divides the samples into the dimensions they came in.
+
+    Args:
+      feature: Whose input it is.
+      table: That of the feature.
+      value: The input.
+      found: What `read` made of it.
+      activations: `[num_samples, dim]`, or of a sequence feature
+        `[num_samples, max_sequence_length, dim]`.
+    """
+    if not found.inner_shape:
+        shape = [found.static_num_samples]
+        if feature.is_sequence:
+            shape.append(feature.max_sequence_length)
+        if isinstance(value, tf.RaggedTensor) and feature.output_shape:
+            shape = feature.output_shape
+        return tf.ensure_shape(activations, [*shape, table.dim])
     if None in found.inner_shape:
         raise ValueError(
             f"Input {feature.name!r} must have sizes that are known while "
@@ -98,18 +119,7 @@ def _in_shape(feature, table, found, activations):
 def _gather(table, rows, ids):
     """The rows of ids, rounded where the table is quantized."""
     # Rows of 16 bits are read as the engine reads them.
-    found = tf.cast(tf.gather(rows, ids), tf.float32)
-    quantization = table.quantization
-    if quantization is None:
-        return found
-    # In float32 throughout, as the engine does it.
-    lower = tf.constant(quantization.lower, tf.float32)
-    upper = tf.constant(quantization.upper, tf.float32)
-    quantum = (upper - lower) / tf.cast(
-        quantization.num_buckets - 1, tf.float32)
-    clipped = tf.clip_by_value(found, lower, upper)
-    bucket = tf.floor((clipped - lower) / quantum + 0.5)
-    return bucket * quantum + lower
+    return stock_parts.rounded(table, tf.cast(tf.gather(rows, ids), tf.float32))
 
 
 def _checked_ids(feature, table, ids):
@@ -122,74 +132,3 @@ def _checked_ids(feature, table, ids):
     ]
     with tf.control_dependencies([one for one in checks if one is not None]):
         return tf.identity(ids)
-
-
-def _samples_of(feature, found, ids, num_samples):
-    """Which sample each id belongs to: `[num_ids]` int64."""
-    if found.splits.shape.rank == 2:
-        samples = found.splits[:, 0]
-        # Segment sums need them ascending; an unsorted sparse tensor would
-        # be summed wrongly or fail without a name.
-        check = tf.debugging.assert_non_negative(
-            samples[1:] - samples[:-1],
-            f"Feature {feature.name!r}: a sparse input must be in row-major "
-            "order; see tf.sparse.reorder.")
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.identity(samples)
-    if found.splits.shape[0] == 0:
-        per_sample = tf.math.floordiv(
-            tf.size(ids, tf.int64), tf.maximum(num_samples, 1))
-        return tf.repeat(tf.range(num_samples), per_sample)
-    return tf.repeat(
-        tf.range(num_samples), found.splits[1:] - found.splits[:-1])
-
-
-def _combine(table, rows, ids, samples, num_samples, weights):
-    """Sum of gain times row over the ids of each sample."""
-    found = _gather(table, rows, ids)
-    if weights is None and table.combiner == "sum":
-        return tf.math.unsorted_segment_sum(found, samples, num_samples)
-    if weights is None:
-        weights = tf.ones_like(ids, tf.float32)
-    if table.combiner == "mean":
-        total = tf.math.unsorted_segment_sum(weights, samples, num_samples)
-        weights = tf.math.divide_no_nan(weights, tf.gather(total, samples))
-    elif table.combiner == "sqrtn":
-        squares = tf.math.unsorted_segment_sum(
-            tf.square(weights), samples, num_samples)
-        weights = tf.math.divide_no_nan(
-            weights, tf.gather(tf.sqrt(squares), samples))
-    return tf.math.unsorted_segment_sum(
-        found * weights[:, tf.newaxis], samples, num_samples)
-
-
-def _positions_of(feature, found, samples):
-    """Where in its sample each id of a sequence stands: `[num_ids]` int64."""
-    if found.splits.shape.rank != 2:
-        return tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
-            tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
-    positions = found.splits[:, 1]
-    message = (f"Feature {feature.name!r}: the positions of a sequence in a "
-               "sparse input must be at least 0 and ascend; see "
-               "tf.sparse.reorder.")
-    is_later = (samples[1:] > samples[:-1]) | (positions[1:] > positions[:-1])
-    checks = [tf.debugging.assert_non_negative(positions, message),
-              tf.debugging.Assert(tf.reduce_all(is_later), [message])]
-    with tf.control_dependencies([one for one in checks if one is not None]):
-        return tf.identity(positions)
-
-
-def _place_in_sequence(feature, table, rows, ids, samples, positions,
-                       num_samples, is_used):
-    """Rows at their positions; what is longer is cut, what is shorter 0."""
-    kept = positions < feature.max_sequence_length
-    if is_used is not None:
-        kept &= is_used
-    kept = tf.where(kept)[:, 0]
-    indices = tf.stack(
-        [tf.gather(samples, kept), tf.gather(positions, kept)], axis=1)
-    shape = tf.stack([num_samples,
-                      tf.constant(feature.max_sequence_length, tf.int64),
-                      tf.constant(table.dim, tf.int64)])
-    return tf.scatter_nd(
-        indices, _gather(table, rows, tf.gather(ids, kept)), shape)

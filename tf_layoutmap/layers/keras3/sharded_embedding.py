@@ -19,6 +19,7 @@ from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.keras3 import embedding_rows
 from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.serving import stand_ins
 from tf_layoutmap.sharded import initial_value
 
 
@@ -194,6 +195,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{type(inputs).__name__} of {ids.dtype.name} (layer "
                 f"{self.name!r}).")
         ids = self._ids(ids)
+        stand_in = stand_ins.of(self)
+        if stand_in is not None:
+            return tf.cast(stand_in(ids), self.compute_dtype)
         if _keras_private.is_abstract():
             # Keras is only after the shape.
             rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0))

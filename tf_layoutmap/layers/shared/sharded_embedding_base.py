@@ -18,6 +18,7 @@ from tf_layoutmap.layers.shared.row_optimizer_base import (
     refuse_replicas,
     refuse_servers,
 )
+from tf_layoutmap.serving import stand_ins
 from tf_layoutmap.sharded import ShardedVariable
 
 
@@ -206,6 +207,9 @@ class EmbeddingCore(LayerBase):
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         ids = self._ids(inputs)
+        stand_in = stand_ins.of(self)
+        if stand_in is not None:
+            return tf.cast(stand_in(ids), self.compute_dtype)
         if self._table is None:
             # Keras is only after the shape, and makes the table later.
             return tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0),

@@ -15,6 +15,7 @@ from tf_layoutmap.layers.configs import keras_rs_configs
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
 from tf_layoutmap.layers.shared import activation_shapes, marks
 from tf_layoutmap.layers.shared.host_table import HOST
+from tf_layoutmap.serving import stand_ins
 
 
 class EmbeddingSteps:
@@ -125,6 +126,9 @@ class EmbeddingSteps:
         Raises:
           RuntimeError: On a TPU, outside of `strategy.run`.
         """
+        stand_in = stand_ins.of(self.embedding)
+        if stand_in is not None:
+            return stand_in(*self._cut(*self._unpacked(inputs, weights)))
         if self.is_on_tpu:
             self.access.require_replica("call")
             inputs, weights = self._cut(inputs, weights)

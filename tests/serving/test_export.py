@@ -1,0 +1,181 @@
+"""`tlm.export`: what it refuses, what it leaves, what it reports."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from benchmarks import peak_memory
+from tests.serving import served as helpers
+from tf_layoutmap.serving.tables import sources
+
+tpu = tf.tpu.experimental.embedding
+
+
+def embedding_of(rows, **kwargs):
+    return tlm.TPUEmbedding({"x": tpu.FeatureConfig(
+        helpers.table_of(rows, "words"))}, None, **kwargs)
+
+
+@pytest.mark.parametrize(("kwargs", "error", "message"), [
+    (dict(rows="int3"), ValueError, "`rows` must be one of .*'int3'"),
+    (dict(rows={"words": "int2"}), ValueError, "of table 'words'"),
+    (dict(rows={"sentences": "int8"}), ValueError,
+     r"must name tables, which are \['words'\]. Received: \['sentences'\]"),
+    (dict(fuse=1), TypeError, "`fuse` must be a bool"),
+    (dict(dataset=[1]), ValueError, "`dataset` must be None but for a comp"),
+    (dict(input_signature=tf.TensorSpec([None])), TypeError,
+     "`input_signature` must be a list"),
+    (dict(input_signature=[{"x": 3}]), TypeError, "must hold tf.TensorSpec"),
+    (dict(input_signature=[{"y": tf.TensorSpec([None], tf.int64)}]),
+     ValueError, r"\['x'\]. Received: 'y'"),
+])
+def test_what_is_wrong_is_said_and_nothing_is_written(
+        kwargs, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        tlm.export(embedding_of(helpers.make_rows(4, 8)),
+                   tmp_path / "model", **kwargs)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("subject", [
+    3, keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])])
+def test_what_has_no_tables_is_refused(subject, tmp_path):
+    with pytest.raises(TypeError, match="must be a tlm.TPUEmbedding, or a"):
+        tlm.export(subject, tmp_path / "model")
+
+
+def test_a_layer_that_is_not_built_is_refused(tmp_path):
+    layer = tlm.layers.ShardedEmbedding(4, 4, name="words")
+    with pytest.raises(ValueError, match="Layer 'words' must be built"):
+        tlm.export(layer, tmp_path / "model")
+
+
+def test_a_layer_is_exported_by_itself(tmp_path):
+    layer = tlm.layers.ShardedEmbedding(4, 4, name="words")
+    wanted = layer(np.array([[3, 0]]))
+    with pytest.raises(ValueError, match="`input_signature` must be given"):
+        tlm.export(layer, tmp_path / "model")
+    _, served = helpers.export(layer, tmp_path, input_signature=[
+        tf.TensorSpec([None, None], tf.int64)])
+    np.testing.assert_array_equal(served.serve([[3, 0]]), wanted)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_row_that_is_not_finite_is_refused_and_nothing_is_left(
+        kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 64)
+    rows = helpers.make_rows(1000, 4)
+    rows[777, 2] = np.nan
+    embedding = embedding_of(rows)
+    report, _ = helpers.export(embedding, tmp_path)
+    with pytest.raises(ValueError, match="Table 'words' cannot be stored as "
+                       f"{kind}: row 777 holds nan in column 2"):
+        tlm.export(embedding, tmp_path / "model", kind)
+    # The model that was there before still is.
+    served = tf.saved_model.load(report.path)
+    found = served.serve({"x": tf.ragged.constant([[777]], tf.int64)})["x"]
+    np.testing.assert_array_equal(found[0], rows[777])
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match="new, empty or a SavedModel"):
+        tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path)
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize(("kind", "ratio"), [("int8", 0.30), ("int4", 0.17)])
+def test_the_files_are_as_small_as_promised(kind, ratio, tmp_path):
+    rows = helpers.make_rows(60_000, 64)
+    report, _ = helpers.export(embedding_of(rows), tmp_path, kind)
+    on_disk = sum(path.stat().st_size
+                  for path in (tmp_path / "model").rglob("*"))
+    assert report.num_bytes <= on_disk
+    assert report.num_bytes <= ratio * rows.nbytes
+    one, = report.tables
+    assert one.num_bytes <= report.num_bytes
+    assert 0 < one.mean_error < one.largest_error
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_blocks_are_put_together_in_order(
+        fuse, num_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 80)
+    rows = [helpers.make_rows(size, 4, size) for size in (57, 1, 20)]
+    embedding = tlm.TPUEmbedding([tpu.FeatureConfig(
+        helpers.table_of(one, f"t{len(one)}")) for one in rows], None,
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+    _, served = helpers.export(
+        embedding, tmp_path, fuse=fuse,
+        input_signature=[[tf.TensorSpec([None], tf.int64)] * 3])
+    found = served.serve([np.arange(len(one)) for one in rows])
+    for one, wanted in zip(found, rows, strict=True):
+        np.testing.assert_array_equal(one, wanted)
+
+
+def test_writing_takes_the_memory_of_a_block(tmp_path, monkeypatch):
+    assert peak_memory.is_available()
+    mib = 2**20
+    table = tlm.ShardedVariable.create(
+        tf.random_uniform_initializer(), shape=[2**19, 64], num_shards=3,
+        dtype=tf.float32, name="words")
+    layer = tlm.layers.ShardedEmbedding(
+        2**19, 64, num_shards=3, name="words", embeddings_initializer="ones")
+    layer.build()
+    layer.embeddings.assign(table)
+    del table
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 2 * mib)
+    specs = [tf.TensorSpec([None], tf.int64)]
+    # Once for what TensorFlow keeps of its first export.
+    tlm.export(layer, tmp_path / "first", "int8", input_signature=specs)
+    extra = peak_memory.extra_bytes(lambda: tlm.export(
+        layer, tmp_path / "model", "int8", input_signature=specs))
+    # The table is 128 MiB, and 36 MiB as it is stored.
+    assert extra < 20 * mib
+
+
+def test_the_report_is_printed_and_plain_data(tmp_path):
+    report, _ = helpers.export(
+        embedding_of(helpers.make_rows(4, 8)), tmp_path, "int8")
+    assert "words" in str(report)
+    assert "int8" in str(report)
+    assert json.loads(json.dumps(report.as_dict()))["tables"][0][
+        "num_rows"] == 4
+
+
+def compiled():
+    ids = keras.Input([1], dtype="int64", name="ids")
+    rows = tlm.layers.ShardedEmbedding(
+        50, 8, optimizer="adagrad", name="words")(ids)
+    model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(
+        keras.layers.Flatten()(rows)))
+    model.compile("adam", "binary_crossentropy",
+                  metrics=[keras.metrics.AUC(name="auc")])
+    return model
+
+
+def test_metrics_are_those_of_evaluate(tmp_path):
+    model = compiled()
+    random = np.random.default_rng(0)
+    x = random.integers(0, 50, [200, 1])
+    y = (x % 3 == 0).astype(np.float32)
+    model.fit(x, y, epochs=2, verbose=0)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
+    wanted = model.evaluate(data, verbose=0, return_dict=True)
+    exact, _ = helpers.export(model, tmp_path, dataset=data)
+    assert exact.metrics_before.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(
+            exact.metrics_before[name], value, rtol=1e-5)
+        np.testing.assert_allclose(
+            exact.metrics_after[name], value, rtol=1e-5)
+    coarse, _ = helpers.export(model, tmp_path, "int4", dataset=data)
+    assert coarse.metrics_before == exact.metrics_before
+    assert coarse.metrics_after["loss"] != exact.metrics_after["loss"]
+    assert "auc: " in str(coarse)

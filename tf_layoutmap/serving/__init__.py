@@ -1,0 +1,1 @@
+"""`tlm.export`: models whose tables are small and quickly looked up."""

@@ -1,0 +1,145 @@
+"""The functions of an exported model, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.embedding.api.layer_access import LayerAccess
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
+from tf_layoutmap.serving import signatures, stand_ins, subjects
+from tf_layoutmap.serving.tables.sources import Source
+from tf_layoutmap.serving.tables.stored_variable import StoredVariable
+
+
+class Exported(tf.Module):
+    """What is written: a function, and all that it reads.
+
+    Attributes:
+      serve: The function.
+      tables: Variables of tables.
+      variables_of_model: All other variables of a model.
+      resources: Lookup tables of its layers.
+    """
+
+    def __init__(self, serve: Any):
+        super().__init__()
+        self.serve = serve
+        self.tables: Sequence[StoredVariable] = ()
+        self.variables_of_model: Sequence[Any] = ()
+        self.resources: Sequence[Any] = ()
+
+
+def make(
+    one: Any, input_signature: Sequence[Any] | None,
+    replaced: Sequence[stand_ins.StandIn], sources: Sequence[Source],
+) -> tuple[Exported, dict[str, Any]]:
+    """Returns a module with a function `serve`, and the signatures.
+
+    Args:
+      one: A model, a layer or an embedding.
+      input_signature: A structure of specs for each argument; None for what
+        is known of it.
+      replaced: What stands in for lookups while the function is traced.
+      sources: The tables, which the function must not read otherwise.
+
+    Raises:
+      TypeError: If `input_signature` is no list of structures of specs.
+      ValueError: If nothing is known of the inputs, and nothing given.
+    """
+    is_embedding = isinstance(one, TPUEmbedding | TPUEmbeddingCore)
+    specs = _specs_of(one) if input_signature is None else input_signature
+    if not isinstance(specs, list | tuple):
+        raise TypeError(
+            "Argument `input_signature` must be a list with a structure of "
+            f"specs for each argument. Received: {input_signature!r}.")
+    specs = keras.tree.map_structure(_as_tensor_spec, list(specs))
+    call = _call_of(one)
+
+    def called(*inputs: Any) -> Any:
+        with stand_ins.in_place(replaced):
+            outputs = call(*inputs)
+        _refuse_direct_reads(sources)
+        return outputs
+
+    # As Keras exports its models; tf_keras has their control flow converted.
+    serve = tf.function(called, input_signature=list(specs),
+                        autograph=subjects.is_tf_keras(one))
+    signature = serve
+    if is_embedding or signatures.has_composites(specs):
+        signature = signatures.of_tensors(
+            serve, specs, ("", "weights") if is_embedding else ())
+    return Exported(serve), {"serve": signature, "serving_default": signature}
+
+
+def _refuse_direct_reads(sources: Sequence[Source]) -> None:
+    """Refuses a function that reads a table as a variable."""
+    captured = [external for external, _ in
+                tf.compat.v1.get_default_graph().captures]
+    for source in sources:
+        variable = source.variable()
+        handles = [variable.handle, *(
+            shard.handle for shard in getattr(variable, "variables", ()))]
+        if any(one is handle for one in captured for handle in handles):
+            raise ValueError(
+                f"Table {source.name!r} must not be read other than by "
+                "calling its layer, as tied weights are: it is exported as "
+                "rows for lookups. Use `model.export` for this model.")
+
+
+def _call_of(one: Any) -> Callable[..., Any]:
+    if not subjects.is_layer(one):
+        return one
+    return lambda *inputs: one(*inputs, training=False)
+
+
+def _specs_of(one: Any) -> list[Any]:
+    """What is known of the inputs of a model or an embedding."""
+    if isinstance(one, TPUEmbeddingCore):
+        one = one.embedding
+    if isinstance(one, TPUEmbedding):
+        spec = tf.RaggedTensorSpec([None, None], tf.int64)
+        return [tf.nest.map_structure(
+            lambda _: spec, LayerAccess(one).feature_config)]
+    if subjects.is_tf_keras(one):
+        known = one.save_spec() if hasattr(one, "save_spec") else None
+        return _required(known and list(known[0]), one)
+    if isinstance(one, keras.Sequential) and one.built:
+        return list(one.inputs)
+    if isinstance(one, _keras_private.Functional):
+        return [one.input]
+    if isinstance(one, keras.Model):
+        return _keras_private.get_input_signature(one)
+    return _required(None, one)
+
+
+def _required(specs: list[Any] | None, one: Any) -> list[Any]:
+    if specs is None:
+        raise ValueError(
+            "Argument `input_signature` must be given for a layer, or a model "
+            f"that was never called. Received: None (layer {one.name!r}).")
+    return specs
+
+
+def _as_tensor_spec(spec: Any) -> Any:
+    """The spec of a TensorFlow tensor, for one of Keras."""
+    if isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec
+                  | tf.SparseTensorSpec):
+        return spec
+    if not isinstance(spec, keras.KerasTensor | keras.InputSpec):
+        raise TypeError(
+            "Argument `input_signature` must hold tf.TensorSpec, "
+            "tf.RaggedTensorSpec and tf.SparseTensorSpec. Received: "
+            f"{spec!r}.")
+    assert spec.shape is not None and spec.dtype is not None
+    shape, dtype = [None, *spec.shape[1:]], tf.as_dtype(spec.dtype)
+    if getattr(spec, "ragged", False):
+        return tf.RaggedTensorSpec([None, *[None for _ in shape[1:]]], dtype)
+    if getattr(spec, "sparse", False):
+        return tf.SparseTensorSpec(shape, dtype)
+    return tf.TensorSpec(shape, dtype, spec.name)

@@ -1,0 +1,142 @@
+"""What can be exported: its tables, its call, its other variables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.embedding.api.layer_access import LayerAccess
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
+from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
+from tf_layoutmap.serving.tables.feature_lookup import FeatureLookup
+from tf_layoutmap.serving.tables.row_lookup import RowLookup
+from tf_layoutmap.serving.tables.sources import Source
+from tf_layoutmap.serving.tables.stored_tables import StoredTable
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """What holds tables and looks rows up in them.
+
+    Attributes:
+      owner: What `stand_ins.of` is asked for.
+      name: Tells equal names of tables in several holders from each other.
+      sources: The tables.
+      make_lookup: Makes of where the tables are what stands in.
+      variables: Those of Keras that are not exported with the model.
+    """
+
+    owner: object
+    name: str
+    sources: tuple[Source, ...]
+    make_lookup: Callable[[Sequence[StoredTable]], Callable[..., Any]]
+    variables: tuple[Any, ...] = ()
+
+
+def holders_of(one: Any) -> list[Holder]:
+    """Returns all holders of a model, with names of tables that differ.
+
+    Raises:
+      TypeError: If it has none.
+      RuntimeError: If tables are on a TPU.
+      ValueError: If a layer is not built.
+    """
+    parts = layers_of(one) if is_layer(one) else [one]
+    holders = [holder for part in parts
+               if (holder := _holder_of(part)) is not None]
+    if not holders:
+        raise TypeError(
+            "Argument `model_or_embedding` must be a tlm.TPUEmbedding, or a "
+            "model or layer with tables of `tlm.layers`. Received: "
+            f"{one!r}; a Keras model without them has `export` itself.")
+    names = [source.name for holder in holders for source in holder.sources]
+    return [dataclasses.replace(holder, sources=tuple(
+        source if names.count(source.name) == 1 else
+        dataclasses.replace(source, name=f"{holder.name}/{source.name}")
+        for source in holder.sources)) for holder in holders]
+
+
+def _holder_of(one: Any) -> Holder | None:
+    """The holder that a layer or an embedding is; None for others."""
+    if isinstance(one, TPUEmbedding):
+        return _holder_of_embedding(one, "embedding")
+    variables = tuple(getattr(one, "variables", ()))
+    if not isinstance(one, EmbeddingCore | TPUEmbeddingCore):
+        return None
+    if not one.built:
+        raise ValueError(
+            f"Layer {one.name!r} must be built before it is exported; call "
+            "the model, or `build`, first.")
+    if isinstance(one, TPUEmbeddingCore):
+        return dataclasses.replace(
+            _holder_of_embedding(one.embedding, one.name),
+            variables=variables)
+    return Holder(
+        one, one.name, (Source(
+            one.name, one.input_dim, one.output_dim,
+            tf.as_dtype(one.variable_dtype).name,
+            lambda: _variable_of(one.embeddings), (one,)),),
+        lambda tables: RowLookup(tables[0], one.name), variables)
+
+
+def _variable_of(rows: Any) -> Any:
+    """The DVariable of a weight on a mesh; else the table itself."""
+    return rows.value if isinstance(rows, keras.Variable) else rows
+
+
+def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
+    tables = embedding.embedding_tables
+    access = LayerAccess(embedding)
+    spec = access.spec
+    sources = tuple(
+        Source(table.name, table.num_rows, table.dim,
+               tf.as_dtype(variable.dtype).name,
+               lambda variable=variable: variable, (config,))
+        for table, (config, variable) in zip(spec.tables, tables.items()))
+    return Holder(
+        embedding, name, sources, lambda stored: FeatureLookup(
+            spec, stored, access.out_of_range))
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns a model or layer and all layers inside of it, each once."""
+    return list(model._flatten_layers())
+
+
+def other_variables(one: Any, holders: Sequence[Holder]) -> list[Any]:
+    """Returns the variables that a model has besides its tables.
+
+    Those of TensorFlow: a graph that is served restores no others.
+    """
+    if not is_layer(one):
+        return []
+    tables = {id(variable) for holder in holders
+              for variable in holder.variables}
+    return [_variable_of(variable) for variable in one.variables
+            if id(variable) not in tables]
+
+
+def resources_of(one: Any) -> list[Any]:
+    """Returns lookup tables of layers, such as those of `StringLookup`."""
+    if not is_layer(one):
+        return []
+    return [part for part in tf.train.TrackableView(one).descendants()
+            if isinstance(
+                part, tf.saved_model.experimental.TrackableResource)]
+
+
+def is_layer(one: Any) -> bool:
+    """Whether it is a layer, or model, of either Keras."""
+    return isinstance(one, keras.layers.Layer) or is_tf_keras(one)
+
+
+def is_tf_keras(one: Any) -> bool:
+    """Whether it is a layer, or model, of tf_keras."""
+    tf_keras = _keras_private.imported_tf_keras()
+    return tf_keras is not None and isinstance(one, tf_keras.layers.Layer)

@@ -1,0 +1,1 @@
+"""How the tables of an exported model are stored, written and looked up."""

@@ -1,0 +1,101 @@
+"""The tables of a model or an embedding, read block by block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.sharded import ShardedVariable
+
+dtensor = tf.experimental.dtensor
+
+# Of a block in memory. A variable is at most so many blocks, each a file.
+BLOCK_BYTES = 16 * 2**20
+_MOST_BLOCKS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A table that is to be exported.
+
+    Attributes:
+      name: For `rows=`, messages and the report.
+      num_rows: Its rows.
+      dim: Its columns.
+      dtype: Name of the type of its rows.
+      variable: Returns what holds the rows: a `tf.Variable`, a
+        `ShardedVariable`, or a variable on a mesh.
+      aliases: Objects that stand for it in `rows=`.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    dtype: str
+    variable: Callable[[], Any]
+    aliases: tuple[object, ...] = ()
+
+    def blocks(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Yields all rows, from the first on: `[rows of the block, dim]`."""
+        variable = self.variable()
+        row_bytes = self.dim * tf.as_dtype(self.dtype).size
+        most = max(1, BLOCK_BYTES // row_bytes,
+                   -(-self.num_rows // _MOST_BLOCKS))
+        for shard in _shards(variable):
+            size = shard.shape[0]
+            for start in range(0, size, most):
+                with tf.device("CPU:0"):
+                    yield shard[start:min(start + most, size)].numpy()
+
+
+def _shards(variable: Any) -> list[Any]:
+    """What holds neighbouring rows, and all columns, in order."""
+    if isinstance(variable, ShardedVariable):
+        if variable.partition.is_contiguous:
+            return list(variable.variables)
+        return [_ByIds(variable)]
+    if not isinstance(variable, dtensor.DVariable):
+        return [variable]
+    return _shards_on_mesh(variable)
+
+
+class _ByIds:
+    """A table whose neighbouring rows are in different shards."""
+
+    def __init__(self, table: ShardedVariable):
+        self._table = table
+        self.shape = table.shape
+
+    def __getitem__(self, rows: slice) -> tf.Tensor:
+        return self._table.sparse_read(
+            tf.range(rows.start, rows.stop, dtype=tf.int64))
+
+
+def _shards_on_mesh(variable: Any) -> list[Any]:
+    value = variable.read_value()
+    layout = dtensor.fetch_layout(value)
+    shards = transfer.unique_shards(value.shape, layout)
+    is_whole = layout.mesh.num_local_devices() == layout.mesh.size
+    if is_whole and all(shard.slices[1] == slice(0, value.shape[1])
+                        for shard in shards):
+        parts = dtensor.unpack(value)
+        return [parts[shard.devices[0]] for shard in sorted(
+            shards, key=lambda shard: shard.slices[0].start)]
+    # Columns that are divided, or devices of other processes.
+    return [_Array(transfer.to_host(value))]
+
+
+class _Array:
+    """An array as a shard."""
+
+    def __init__(self, rows: np.ndarray[Any, Any]):
+        self._rows = rows
+        self.shape = rows.shape
+
+    def __getitem__(self, rows: slice) -> tf.Tensor:
+        return tf.constant(self._rows[rows])
