@@ -270,6 +270,48 @@ Array<float> FirstValuesPy(const std::string& kind, float a, float b,
   return rows;
 }
 
+// Keys with a row into an empty vocabulary; those without one are left out.
+py::dict PutKeysPy(const Array<int64_t>& keys, const Array<int32_t>& last_step,
+                   const Array<int32_t>& count, int32_t step, int64_t capacity,
+                   const std::string& evict, int32_t half_life_steps) {
+  if (last_step.size() != keys.size() || count.size() != keys.size()) {
+    throw py::value_error(
+        "`last_step` and `count` must have one value for each key");
+  }
+  VocabularyPolicy policy;
+  Check(ParseEviction(evict, &policy.eviction));
+  policy.half_life_steps = half_life_steps;
+  Check(CheckPolicy(policy));
+  int64_t num_buckets;
+  BucketLayout layout;
+  Check(BucketLayout::NumBucketsFor(capacity, &num_buckets));
+  Check(BucketLayout::Make(num_buckets, &layout));
+  RowPartition whole;
+  const std::vector<int64_t> offsets = {0, num_buckets};
+  Check(RowPartition::Make(Placement::kDiv, offsets, &whole));
+  std::vector<int64_t> new_keys(layout.num_rows(), kEmptyKey);
+  std::vector<int32_t> new_steps(layout.num_rows(), 0);
+  std::vector<int32_t> new_counts(layout.num_rows(), 0);
+  VocabularyState state;
+  state.keys = {&whole, {new_keys.data()}, kKeysPerBucket};
+  state.last_step = {&whole, {new_steps.data()}, kKeysPerBucket};
+  state.count = {&whole, {new_counts.data()}, kKeysPerBucket};
+  std::vector<KeptKey> kept;
+  for (py::ssize_t i = 0; i < keys.size(); ++i) {
+    if (keys.data()[i] == kEmptyKey) continue;
+    kept.push_back({i, keys.data()[i], last_step.data()[i], count.data()[i]});
+  }
+  std::vector<RowMove> moves;
+  Check(PutKeys(layout, policy, step, std::move(kept), state, &moves));
+  py::dict found;
+  found["keys"] = ToArray(new_keys);
+  found["last_step"] = ToArray(new_steps);
+  found["count"] = ToArray(new_counts);
+  found["from"] = Column(moves, [](const RowMove& one) { return one.from; });
+  found["to"] = Column(moves, [](const RowMove& one) { return one.to; });
+  return found;
+}
+
 }  // namespace
 
 void DefineVocabulary(py::module_* m) {
@@ -301,6 +343,11 @@ void DefineVocabulary(py::module_* m) {
            py::arg("num_shards"), py::arg("step"),
            "(from, to): the rows of the keys that found a place.")
       .def("state", &Vocabulary::State, "All arrays of the state, by row.");
+  m->def("put_keys", &PutKeysPy, py::arg("keys").noconvert(),
+         py::arg("last_step").noconvert(), py::arg("count").noconvert(),
+         py::arg("step"), py::arg("capacity"), py::arg("evict"),
+         py::arg("half_life_steps"),
+         "Keys by row in a vocabulary of another capacity, and their moves.");
   m->def("first_values", &FirstValuesPy, py::arg("kind"), py::arg("a"),
          py::arg("b"), py::arg("seed"), py::arg("keys").noconvert(),
          py::arg("dim"), "The first rows of keys, [num_keys, dim].");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from tf_layoutmap.embedding.step import feature_inputs, sample_positions
 def look_up(
     feature: config.FeatureSpec, table: config.TableSpec, rows: Any,
     value: Any, weight: Any, out_of_range: str,
+    rows_of_keys: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Returns the activations of one feature.
 
@@ -24,6 +26,7 @@ def look_up(
       value: Integer ids of any form that a feature may have.
       weight: None, or the float weights of the ids in the same form.
       out_of_range: One of `config.OUT_OF_RANGE`.
+      rows_of_keys: Of a table whose ids are keys: gives the row of each.
 
     Returns:
       Float32, as `serving_embedding_lookup` says.
@@ -31,7 +34,7 @@ def look_up(
     Raises:
       TypeError, ValueError: As `serving_embedding_lookup`.
     """
-    found = _read(feature, value, weight)
+    found = _read(feature, value, weight, rows_of_keys is not None)
     shape = tf.TensorShape(rows.shape)
     if not shape.is_compatible_with([table.num_rows, table.dim]):
         raise ValueError(
@@ -39,7 +42,9 @@ def look_up(
             f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
             f"{feature.name!r}).")
     ids = tf.cast(found.ids, tf.int64)
-    if out_of_range == "clip":
+    if rows_of_keys is not None:
+        ids, out_of_range = rows_of_keys(ids), "error"
+    elif out_of_range == "clip":
         ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
     elif out_of_range == "error" and feature.validate:
         ids = _checked_ids(feature, table, ids)
@@ -70,9 +75,10 @@ def look_up(
     return tf.ensure_shape(activations, [*shape, table.dim])
 
 
-def _read(feature, value, weight):
+def _read(feature, value, weight, of_keys):
     """The input, ragged samples laid out over the positions of a shape."""
-    found = feature_inputs.read_feature(feature, value, weight)
+    read = feature_inputs.read_keys if of_keys else feature_inputs.read_feature
+    found = read(feature, value, weight)
     shape = feature.output_shape
     if not isinstance(value, tf.RaggedTensor) or shape is None:
         return found
