@@ -14,6 +14,7 @@ from benchmarks import (
     embedding_step,
     mesh_embedding,
     model_creation,
+    open_vocabulary,
     picture,
     sharded_embedding,
     sharded_variable,
@@ -35,6 +36,7 @@ _DISTRIBUTIONS = flags.DEFINE_multi_enum(
 _BENCHMARKS = {"embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
                "model_creation": model_creation.report,
+               "open_vocabulary": open_vocabulary.report,
                "sharded_embedding": sharded_embedding.report,
                "sharded_variable": sharded_variable.report}
 

@@ -29,6 +29,10 @@ _HOMES = {
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
+    "OpenVocabulary":
+        "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
+    "convert_vocabularies":
+        "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "optimizers": "tf_layoutmap.embedding.optimizers",
     "partitioners": "tf_layoutmap.partition.partitioners",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
@@ -64,6 +68,8 @@ if TYPE_CHECKING:
         ShardedVariableMixin,
         ShardedVariableSpec,
     )
+    from tf_layoutmap.vocabulary.conversion import convert_vocabularies
+    from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
@@ -80,6 +86,8 @@ __all__ = [
     "emulation",
     "dtensor",
     "layers",
+    "OpenVocabulary",
+    "convert_vocabularies",
     "optimizers",
     "partitioners",
     "LayoutMap",

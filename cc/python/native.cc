@@ -17,6 +17,7 @@
 #include "cc/core/rows/unique_rows.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/dtensor/expander_registry.h"
+#include "cc/python/vocabulary.h"
 
 namespace py = pybind11;
 
@@ -122,6 +123,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "tf_layoutmap's core on numpy arrays.";
   layoutmap::DefineForIds<int32_t>(&m);
   layoutmap::DefineForIds<int64_t>(&m);
+  layoutmap::DefineVocabulary(&m);
   m.def(
       "cpu_level",
       [] { return layoutmap::CpuLevelName(layoutmap::CurrentCpuLevel()); },

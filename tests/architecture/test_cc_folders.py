@@ -9,7 +9,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 CC = ROOT / "cc"
 
 # Each folder of the core may include itself and those before it.
-CORE = ["base", "simd", "ids", "rows", "tables", "optimizers", "engine"]
+CORE = ["base", "simd", "ids", "rows", "tables", "keys", "vocabulary",
+        "optimizers", "engine"]
 
 INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
 

@@ -6,6 +6,7 @@ exported model serves from a plain TensorFlow. It gives what `dequeue` gives.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import stock_lookup, structure
+from tf_layoutmap.vocabulary.state import Vocabulary
 
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
@@ -20,6 +22,7 @@ from tf_layoutmap.embedding.step import stock_lookup, structure
 def serving_embedding_lookup(
     inputs: Any, weights: Any | None, tables: Mapping[Any, Any],
     feature_config: Any, *, out_of_range: str = "error",
+    vocabularies: Mapping[str, Vocabulary] | None = None,
 ) -> Any:
     """Looks up features in tables, for serving and evaluation.
 
@@ -48,6 +51,8 @@ def serving_embedding_lookup(
       feature_config: Nested structure of `FeatureConfig`.
       out_of_range: What becomes of an id that is no row of its table:
         `"error"`, `"drop"` or `"clip"`, as of `TPUEmbedding`.
+      vocabularies: Of tables whose ids are keys, by name, as of
+        `TPUEmbedding.vocabularies`. Keys without a row are as in training.
 
     Returns:
       The structure of `inputs` with float32 activations: `[num_samples, dim]`,
@@ -83,9 +88,15 @@ def serving_embedding_lookup(
             raise ValueError(
                 "Argument `tables` must hold the table of every input. "
                 f"Missing: {table_configs[0].name!r} (feature {path!r}).")
+        table, vocabulary = spec.tables[0], None
+        if vocabularies and table.name in vocabularies:
+            vocabulary = vocabularies[table.name]
+            table = dataclasses.replace(
+                table, num_rows=vocabulary.settings.num_rows)
         activations.append(stock_lookup.look_up(
-            spec.features[0], spec.tables[0],
-            tables[feature_config_of.table], value, weight, out_of_range))
+            spec.features[0], table, tables[feature_config_of.table], value,
+            weight, out_of_range,
+            vocabulary and vocabulary.rows_by_stock_ops))
     return tf.nest.pack_sequence_as(inputs, activations)
 
 

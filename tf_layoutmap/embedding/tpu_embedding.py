@@ -6,6 +6,7 @@ Whatever differs between the two is in their backends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -16,13 +17,14 @@ from tf_layoutmap.embedding.api.state import EmbeddingState
 from tf_layoutmap.embedding.api.steps import StepMethods
 from tf_layoutmap.embedding.api.table_access import TableAccess
 from tf_layoutmap.embedding.host import backend as host_backend
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import config, open_tables
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
 from tf_layoutmap.embedding.step import engine_choice, replicas, structure
 from tf_layoutmap.embedding.tpu import backend as tpu_backend
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.serving import stand_ins
+from tf_layoutmap.vocabulary import first_values, open_vocabulary
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert
@@ -74,6 +76,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         partitioner: tables.Partitioner | None = None,
         out_of_range: str = "error", engine: str = "auto",
         table_dtypes: Any = None, rounding_seed: int = 0,
+        vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary] | None = (
+            None),
         sparse_core_embedding_config: Any = None,
     ):
         """Reads the configuration; variables are created by `build`.
@@ -107,6 +111,12 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             variables are float32. A TPU has float32 only.
           rounding_seed: What that chance depends on, along with the table, the
             number of its updates, the row and the column.
+          vocabularies: From names of tables, or their `TableConfig`, to the
+            `tlm.OpenVocabulary` by which a table takes ids as they come: any
+            int64, or strings. The `vocabulary_size` of such a table is the
+            `capacity` of that, and its initializer one that draws a value at
+            a time: uniform, normal, truncated normal or constant. Of a TPU,
+            and under MultiWorkerMirroredStrategy, None.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
 
@@ -143,6 +153,15 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         spec, table_configs = config.read_feature_config(
             named_features, optimizer, takes_slot_fn=on_tpu)
         spec = dtypes.with_dtypes(spec, table_configs, table_dtypes)
+        spec = open_tables.with_vocabularies(
+            spec, table_configs, vocabularies, open_vocabulary.OpenVocabulary,
+            first_values.read_initializer)
+        if spec.has_open_tables and (
+                on_tpu or strategy_replicas.has_processes):
+            raise NotImplementedError(
+                "Argument `vocabularies` must be None on a TPU and under "
+                "MultiWorkerMirroredStrategy. Received: it under "
+                f"{type(strategy_replicas.strategy).__name__}.")
         if on_tpu:
             _check_tpu_arguments(spec, partitioner, out_of_range)
             backend = tpu_backend.TPUBackend(
@@ -218,7 +237,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         return serving.serving_embedding_lookup(
             features, weights, self.embedding_tables,
             self._state.feature_config,
-            out_of_range=self._state.out_of_range)
+            out_of_range=self._state.out_of_range,
+            vocabularies=self.vocabularies)
 
 
 def _check_tpu_arguments(

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -140,10 +141,8 @@ Status HostEngine::MakeBatch(const PackedInput& input,
   return MakeBatch(features, parallel_for, batch);
 }
 
-Status HostEngine::Publish(int32_t replica, bool training,
-                           std::shared_ptr<const Batch> batch,
-                           std::shared_ptr<Step>* complete) {
-  Replica& r = replicas_[replica];
+Status HostEngine::CheckRoom(int32_t replica, bool training) const {
+  const Replica& r = replicas_[replica];
   if (r.enqueued - r.dequeued >= config_.max_pending_steps) {
     return FailedPrecondition(to_string(r.enqueued - r.dequeued) +
                               " steps are enqueued already (replica " +
@@ -156,6 +155,32 @@ Status HostEngine::Publish(int32_t replica, bool training,
                                 "training=False");
     }
   }
+  return Status();
+}
+
+Status HostEngine::CheckEnqueue(int32_t replica, bool training) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LM_RETURN_IF_ERROR(CheckCall(replica));
+  return CheckRoom(replica, training);
+}
+
+void HostEngine::VisitInFlight(
+    const std::function<void(const Batch&)>& visit) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto visit_step = [&](const Step& step) {
+    for (const std::shared_ptr<const Batch>& batch : step.batches) {
+      if (batch != nullptr) visit(*batch);
+    }
+  };
+  for (const std::shared_ptr<Step>& step : steps_) visit_step(*step);
+  if (held_ != nullptr) visit_step(*held_);
+}
+
+Status HostEngine::Publish(int32_t replica, bool training,
+                           std::shared_ptr<const Batch> batch,
+                           std::shared_ptr<Step>* complete) {
+  LM_RETURN_IF_ERROR(CheckRoom(replica, training));
+  Replica& r = replicas_[replica];
   std::shared_ptr<Step> step = StepAt(r.enqueued);
   if (step == nullptr) {
     step = std::make_shared<Step>();

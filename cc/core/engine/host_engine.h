@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -100,6 +101,11 @@ class HostEngine {
 
   // Whether the replica's queue takes another step.
   bool HasRoom(int32_t replica) const;
+  // What `EnqueueBatch` would say of any batch of a step that no replica has
+  // begun, before something is done for it.
+  Status CheckEnqueue(int32_t replica, bool training) const;
+  // Calls `visit(batch)` for the batches of all steps in flight.
+  void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
   // The replica's oldest batch, to look up; it stays in the queue until
   // `FinishDequeue(replica, true)`. Each Begin that is ok needs its Finish.
@@ -143,6 +149,7 @@ class HostEngine {
   explicit HostEngine(EngineConfig config);
 
   Status CheckCall(int32_t replica) const;
+  Status CheckRoom(int32_t replica, bool training) const;
   Status Publish(int32_t replica, bool training,
                  std::shared_ptr<const Batch> batch,
                  std::shared_ptr<Step>* complete);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -293,6 +294,15 @@ void TokenSteps::EndRound() {
   for (Replica& r : replicas_) {
     r.is_applying = false;
     r.applying.clear();
+  }
+}
+
+void TokenSteps::VisitInFlight(
+    const std::function<void(const Batch&)>& visit) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Replica& r : replicas_) {
+    for (const auto& [token, batch] : r.open) visit(*batch);
+    for (const auto& [number, followed] : r.followed) visit(*followed.batch);
   }
 }
 

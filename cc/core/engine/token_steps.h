@@ -15,6 +15,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -67,6 +68,9 @@ class TokenSteps {
   void Prepare(HostEngine::Step* update, const ParallelFor& parallel_for) const;
   void FinishApply(int32_t replica, const HostEngine::Step& update,
                    bool updated);
+
+  // Calls `visit(batch)` for the batches of all lookups that are kept.
+  void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
   // Forgets everything; tokens are counted on.
   void Reset();

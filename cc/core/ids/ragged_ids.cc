@@ -381,12 +381,30 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   return Status();
 }
 
+void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int32_t step) {
+  vocabulary_step_ = step;
+  int64_t kept = 0, start = 0;
+  for (size_t o = 1; o < splits_.size(); ++o) {
+    const int64_t end = splits_[o];
+    for (int64_t i = start; i < end; ++i) {
+      if (rows[i] < 0) continue;
+      if (!gains_.empty()) gains_[kept] = gains_[i];
+      rows_[kept++] = static_cast<uint32_t>(rows[i]);
+    }
+    start = end;
+    splits_[o] = kept;
+  }
+  rows_.resize(kept);
+  if (!gains_.empty()) gains_.resize(kept);
+}
+
 template Status MakeSplits<int32_t>(const FeatureSpec&,
                                     const FeatureInput<int32_t>&,
                                     std::vector<int64_t>*);
 template Status MakeSplits<int64_t>(const FeatureSpec&,
                                     const FeatureInput<int64_t>&,
                                     std::vector<int64_t>*);
+
 template Status RaggedIds::Make<int32_t>(const FeatureSpec&,
                                          const FeatureInput<int32_t>&,
                                          RaggedIds*);

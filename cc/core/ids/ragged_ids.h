@@ -95,12 +95,20 @@ class RaggedIds {
   Span<const float> gains() const { return gains_; }
   const IdCounts& counts() const { return counts_; }
 
+  // Of ids that are keys: puts rows[i] in the place of `rows()[i]`. Where it is
+  // negative the id has no row, and goes with its gain; its position of a
+  // sequence stays empty. `step` is the vocabulary's step that used them, 0 if
+  // none did.
+  void TakeRowsOfKeys(Span<const int64_t> rows, int32_t step);
+  int32_t vocabulary_step() const { return vocabulary_step_; }
+
  private:
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};
   std::vector<float> gains_;
   IdCounts counts_;
+  int32_t vocabulary_step_ = 0;
 };
 
 }  // namespace layoutmap

@@ -179,6 +179,18 @@ class EngineBackend(Backend, Protocol):
           marks: Float32 of `mark_shape`.
         """
 
+    def rows_in_flight(self, table: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns what the steps in flight use of a table with keys.
+
+        Args:
+          table: Its number.
+
+        Returns:
+          The oldest step of its vocabulary, int32, and rows that are in use
+          besides, int64.
+        """
+        ...
+
     def flush(self) -> None:
         """Lands the update that pipelining holds back, if there is one."""
 

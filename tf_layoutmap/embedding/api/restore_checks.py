@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.vocabulary import state as vocabulary_state
 
 
 def check_shapes(path: str, attribute: str,
@@ -24,7 +25,8 @@ def check_shapes(path: str, attribute: str,
       variables: `{table name: {variable name: variable}}`.
 
     Raises:
-      ValueError: If a variable of a table has another shape or dtype there.
+      ValueError: If a variable of a table has another shape or dtype there,
+        or the table has keys here and ids there, or the other way round.
     """
     found = dict(tf.train.list_variables(path))
     dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
@@ -53,8 +55,34 @@ def check_shapes(path: str, attribute: str,
                 f"{dtype.name}; `table_dtypes` says how a table is stored. "
                 f"Received: {dtypes[key].name} ({key!r} in checkpoint "
                 f"{path!r}).")
+    for prefix in mismatches:
+        mismatches[prefix] = mismatches[prefix] or _other_kind(
+            found, path, prefix, attribute, variables)
     if mismatches and all(mismatches.values()):
         raise ValueError(next(iter(mismatches.values())))
+
+
+def _other_kind(
+    found: Mapping[str, Any], path: str, prefix: str, attribute: str,
+    variables: Mapping[str, Mapping[str, Any]],
+) -> str | None:
+    """Says which table has keys here and ids there, or the other way round.
+
+    Their rows would be restored, and belong to others.
+    """
+    for table, by_name in variables.items():
+        if prefix + _key(attribute, table, "parameters") not in found:
+            continue
+        is_open = vocabulary_state.KEYS in by_name
+        was_open = prefix + _key(
+            attribute, table, vocabulary_state.KEYS) in found
+        if is_open != was_open:
+            kinds = ["ids that are rows", "an open vocabulary"]
+            return (
+                f"Table {table!r} with {kinds[is_open]} must be restored from "
+                f"one with {kinds[is_open]}. Received: one with "
+                f"{kinds[was_open]} (checkpoint {path!r}).")
+    return None
 
 
 def _key(*path: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.api.backend import EngineBackend
 from tf_layoutmap.embedding.api.state import EmbeddingState
 from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.vocabulary import state as vocabulary_state
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert
@@ -48,8 +51,26 @@ class TableAccess:
         return {one: {name: slot
                       for name, slot in self._variables[spec.name].items()
                       if name not in (tables.PARAMETERS,
-                                      tables.ROUNDING_STEPS)}
+                                      tables.ROUNDING_STEPS)
+                      and name not in vocabulary_state.NAMES}
                 for one, spec in self._tables()}
+
+    @property
+    def vocabularies(self) -> dict[str, vocabulary_state.Vocabulary]:
+        """From the name of each table with an open vocabulary to its keys."""
+        if not self._state.spec.has_open_tables:
+            return {}
+        self.build()
+        backend = cast(EngineBackend, self._state.backend)
+        return {
+            spec.name: vocabulary_state.Vocabulary(
+                spec.vocabulary.settings, spec.name,
+                {name: variable for name, variable
+                 in self._variables[spec.name].items()
+                 if name in vocabulary_state.NAMES},
+                functools.partial(backend.rows_in_flight, number))
+            for number, spec in enumerate(self._state.spec.tables)
+            if spec.vocabulary is not None}
 
     @_as_written
     def flush(self):

@@ -14,6 +14,7 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
     build_shapes,
     forward_only,
+    replica_step,
     replicas,
 )
 from tf_layoutmap.embedding.step import gradients as step_gradients
@@ -103,8 +104,34 @@ class HostBackend:
                 (batch.features, batch.weights))
             return
         training = self._modes.enqueued(name, training)
+        if self._spec.has_open_tables:
+            self._enqueue_keys(batch.steps, training)
+            return
         for replica, inputs in batch.steps:
             self._started.enqueue(replica, training, inputs)
+
+    def _enqueue_keys(self, steps: Any, training: Any) -> None:
+        """Hands the batches of all replicas over at once.
+
+        A new key's row must not depend on which replica comes first.
+        """
+        if len(steps) == self._replicas.num_replicas:
+            self._started.enqueue_keys(
+                training, [inputs for _, inputs in steps])
+            return
+        if self._replicas.current() is None:
+            raise ValueError(
+                "Argument `device` must be None where tables have open "
+                "vocabularies: the batches of all replicas decide together "
+                "which keys get rows.")
+        replica_step.merged(
+            self._replicas.strategy, steps[0][1],
+            lambda all_steps, is_training: self._started.enqueue_keys(
+                is_training, all_steps), training)
+
+    def rows_in_flight(self, table: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns what steps in flight use; see `HostEngine`."""
+        return self._started.rows_in_flight(table)
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""

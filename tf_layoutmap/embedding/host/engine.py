@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_layoutmap import _ops
+from tf_layoutmap.embedding.host import open_tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import feature_inputs, packed_ids
 from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.shards import known_size
 
 # Of the features of a step, in the spec's order.
@@ -68,12 +70,16 @@ class HostEngine:
         self._shards = []
         self._slots = []
         self._rounding_steps = []
-        counts, offsets = [], []
+        counts, offsets, placements = [], [], []
         for table in spec.tables:
             shards = tables.shards_of(
                 variables[table.name][tables.PARAMETERS])
             counts.append(len(shards))
             offsets.extend(_offsets(shards))
+            placements.append("div" if table.vocabulary is None else
+                              RowPartition.from_sizes(
+                                  [known_size(one) for one in shards]
+                              ).placement)
             self._shards.extend(shards)
             for slot in table.optimizer.slots if table.optimizer else ():
                 self._slots.extend(
@@ -81,6 +87,7 @@ class HostEngine:
             if tables.ROUNDING_STEPS in variables[table.name]:
                 self._rounding_steps.append(
                     variables[table.name][tables.ROUNDING_STEPS])
+        self._keys = open_tables.OpenTables(spec, variables)
         with tf.device(tables.HOST):
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,
@@ -88,7 +95,7 @@ class HostEngine:
                 table_num_rows=[one.num_rows for one in spec.tables],
                 table_dims=[one.dim for one in spec.tables],
                 table_num_shards=counts,
-                table_placements=["div"] * len(spec.tables),
+                table_placements=placements,
                 table_offsets=offsets,
                 table_optimizers=[
                     one.optimizer.name if one.optimizer else "none"
@@ -115,6 +122,36 @@ class HostEngine:
                 replica=tf.cast(replica, tf.int32),
                 training=tf.convert_to_tensor(training, tf.bool),
                 **_batch(features))
+
+    def enqueue_keys(
+        self, training: Any,
+        steps: Sequence[Sequence[feature_inputs.FeatureIds]],
+    ):
+        """Hands the step of all replicas over, where tables are open.
+
+        Args:
+          training: As of `enqueue`.
+          steps: By replica, in their order, the inputs of its features.
+        """
+        inputs = [one for features in steps for one in features]
+        with tf.device(self._handle.device):
+            return _ops.enqueue_keys(
+                engine=self._handle,
+                training=tf.convert_to_tensor(training, tf.bool),
+                **_batch(inputs, of_keys=True), **self._keys.arguments(inputs))
+
+    def rows_in_flight(self, table: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the oldest step of a vocabulary that is in flight, and rows.
+
+        Args:
+          table: Its number.
+
+        Returns:
+          The step, int32, 2^31 - 1 if none is; and rows that are in use
+          besides, int64.
+        """
+        with tf.device(self._handle.device):
+            return _ops.rows_in_flight(engine=self._handle, table=table)
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -154,10 +191,15 @@ class HostEngine:
         graph = tf.compat.v1.get_default_graph()
         if not tf.executing_eagerly() and hasattr(graph, "capture"):
             engine = graph.capture(engine)
+        arguments = {"engine": engine, "replica": tf.cast(replica, tf.int32)}
         with tf.device(self._handle.device):
-            return OpenLookup(engine, {replica: _ops.open_step(
-                engine=engine, replica=tf.cast(replica, tf.int32),
-                **_batch(features))})
+            if self._spec.has_open_tables:
+                token = _ops.open_keys(
+                    **arguments, **_batch(features, of_keys=True),
+                    **self._keys.arguments(features))
+            else:
+                token = _ops.open_step(**arguments, **_batch(features))
+        return OpenLookup(engine, {replica: token})
 
     def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
         """Returns the activations of an open lookup, one per feature."""
@@ -256,7 +298,8 @@ class HostEngine:
                 num_unique_rows / num_lookups if num_lookups else None)}
 
 
-def _batch(features: StepInputs) -> dict[str, Any]:
+def _batch(features: StepInputs, *,
+           of_keys: bool = False) -> dict[str, Any]:
     if isinstance(features, packed_ids.PackedIds):
         return {
             "ids": [features.ids], "splits": [tf.zeros([0], tf.int64)],
@@ -264,9 +307,11 @@ def _batch(features: StepInputs) -> dict[str, Any]:
                 tf.cast(features.num_samples, tf.int64), [1]),
             "weights": [features.weights],
             "packed": True, "mark": features.mark}
-    feature_inputs.unify_id_types(features)
+    if not of_keys:
+        feature_inputs.unify_id_types(features)
     return {
-        "ids": [one.ids for one in features],
+        "ids": [tf.cast(one.ids, tf.int64) if of_keys else one.ids
+                for one in features],
         "splits": [tf.cast(one.splits, tf.int64) for one in features],
         "num_samples": tf.stack(
             [tf.cast(one.num_samples, tf.int64) for one in features]),

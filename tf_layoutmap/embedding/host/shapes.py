@@ -87,7 +87,10 @@ class StepShapes:
             another shape than declared.
         """
         feature = self._spec.features[index]
-        inputs = feature_inputs.read_feature(feature, value, weight)
+        read = (feature_inputs.read_feature
+                if self._spec.table_of(feature).vocabulary is None
+                else feature_inputs.read_keys)
+        inputs = read(feature, value, weight)
         if feature.is_sequence:
             if self._combines_places(index) and not inputs.inner_shape:
                 inputs = sample_positions.fill_sequences(

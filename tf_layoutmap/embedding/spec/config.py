@@ -48,6 +48,8 @@ class TableSpec:
       optimizer: The update rule; None for a table that only serves.
       quantization: How rows are rounded in a lookup; None for as they are.
       dtype: How rows are stored: `"float32"`, `"bfloat16"` or `"float16"`.
+      vocabulary: The `OpenTableSpec` of a table whose ids are keys; then
+        `num_rows` has one for keys that have none of their own, the last.
     """
 
     name: str
@@ -58,6 +60,7 @@ class TableSpec:
     optimizer: optimizer_specs.OptimizerSpec | None
     quantization: QuantizationSpec | None = None
     dtype: str = "float32"
+    vocabulary: Any = None
 
     @property
     def is_half(self) -> bool:
@@ -113,6 +116,11 @@ class EmbeddingSpec:
 
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
+
+    @property
+    def has_open_tables(self) -> bool:
+        """Whether the ids of a table are keys."""
+        return any(table.vocabulary is not None for table in self.tables)
 
     def table_of(self, feature: FeatureSpec) -> TableSpec:
         """Returns the table that `feature` looks into."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import feature_weights
+from tf_layoutmap.vocabulary import key_tensors
 
 # Types that int64 holds without loss.
 _ID_TYPES = (tf.int64, tf.int32, tf.int16, tf.int8,
@@ -36,6 +37,7 @@ class FeatureIds:
       inner_shape: Into which sizes samples are divided after the first
         dimension: `[B]` samples have none, those of `[A, B, C]` have
         `(B, C)`. None in it where the size is only known at run time.
+      kind: What ids that are keys were made of, of `key_tensors.KINDS`.
     """
 
     ids: tf.Tensor
@@ -43,6 +45,7 @@ class FeatureIds:
     num_samples: Any
     weights: tf.Tensor
     inner_shape: tuple[int | None, ...] = ()
+    kind: int = key_tensors.INTEGERS
 
     @property
     def static_num_samples(self) -> int | None:
@@ -85,6 +88,18 @@ def read_feature(
     raise ValueError(
         f"Input {feature.name!r} is of unknown type {type(value)}; pass a "
         "tf.Tensor, tf.SparseTensor or tf.RaggedTensor.")
+
+
+def read_keys(
+    feature: config.FeatureSpec, value: Any, weight: Any,
+) -> FeatureIds:
+    """Reads the input of a feature whose ids are keys, as `read_feature`.
+
+    Strings are hashed.
+    """
+    keys, kind = key_tensors.of_input(value)
+    found = read_feature(feature, keys, weight)
+    return dataclasses.replace(found, kind=kind)
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:

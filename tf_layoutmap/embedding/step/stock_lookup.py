@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tf_layoutmap.embedding.step import (
 def look_up(
     feature: config.FeatureSpec, table: config.TableSpec, rows: Any,
     value: Any, weight: Any, out_of_range: str,
+    rows_of_keys: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Returns the activations of one feature.
 
@@ -28,6 +30,7 @@ def look_up(
       value: Integer ids of any form that a feature may have.
       weight: None, or the float weights of the ids in the same form.
       out_of_range: One of `config.OUT_OF_RANGE`.
+      rows_of_keys: Of a table whose ids are keys: gives the row of each.
 
     Returns:
       Float32, as `serving_embedding_lookup` says.
@@ -35,7 +38,7 @@ def look_up(
     Raises:
       TypeError, ValueError: As `serving_embedding_lookup`.
     """
-    found = read(feature, value, weight)
+    found = read(feature, value, weight, rows_of_keys is not None)
     shape = tf.TensorShape(rows.shape)
     if not shape.is_compatible_with([table.num_rows, table.dim]):
         raise ValueError(
@@ -43,7 +46,9 @@ def look_up(
             f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
             f"{feature.name!r}).")
     ids = tf.cast(found.ids, tf.int64)
-    if out_of_range == "clip":
+    if rows_of_keys is not None:
+        ids, out_of_range = rows_of_keys(ids), "error"
+    elif out_of_range == "clip":
         ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
     elif out_of_range == "error" and feature.validate:
         ids = _checked_ids(feature, table, ids)
@@ -71,10 +76,11 @@ def look_up(
     return in_shape(feature, table, value, found, activations)
 
 
-def read(feature: config.FeatureSpec, value: Any,
-         weight: Any) -> feature_inputs.FeatureIds:
+def read(feature: config.FeatureSpec, value: Any, weight: Any,
+         of_keys: bool = False) -> feature_inputs.FeatureIds:
     """Reads an input, ragged samples laid out over positions of a shape."""
-    found = feature_inputs.read_feature(feature, value, weight)
+    read = feature_inputs.read_keys if of_keys else feature_inputs.read_feature
+    found = read(feature, value, weight)
     shape = feature.output_shape
     if not isinstance(value, tf.RaggedTensor) or shape is None:
         return found

@@ -15,8 +15,12 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private, partition
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.variables import table_variable
+from tf_layoutmap.embedding.variables import (
+    table_variable,
+    vocabulary_variables,
+)
 from tf_layoutmap.embedding.variables.table_variable import HOST, shards_of
+from tf_layoutmap.vocabulary import bucket_layout
 
 __all__ = ["HOST", "PARAMETERS", "ROUNDING_STEPS", "Partitioner",
            "create_tables", "shards_of"]
@@ -44,7 +48,8 @@ def create_tables(
       `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
       a `tf.Variable`, or a `ShardedVariable` where the partitioner cuts the
       table into more than one shard. A table with 16-bit rows also has
-      `"rounding_steps"`, an int64 scalar.
+      `"rounding_steps"`, an int64 scalar; one with an open vocabulary the
+      variables of that.
 
     Raises:
       TypeError: If a variable creator gives what is no variable.
@@ -72,16 +77,24 @@ def _num_shards(table: config.TableSpec, partitioner) -> int:
             "[num_shards, 1]. Received: "
             f"{parts} (table {table.name!r}).")
     # A shard without rows has nothing to hold.
-    return min(parts[0], table.num_rows)
+    open_table = table.vocabulary
+    return min(parts[0], table.num_rows if open_table is None
+               else open_table.settings.num_buckets)
 
 
 def _create_table(table: config.TableSpec, num_shards: int):
-    cut = partition.RowPartition.div(table.num_rows, num_shards)
+    settings = table.vocabulary and table.vocabulary.settings
+    cut = (partition.RowPartition.div(table.num_rows, num_shards)
+           if settings is None else bucket_layout.row_partition(
+               settings.num_buckets, num_shards))
     # The engine trains a table that has an optimizer; a tape and a second
     # optimizer must not find it among the trainable variables.
     rows = table_variable.create(
-        table, table.name, table.initializer, cut, dim=table.dim,
-        trainable=table.optimizer is None, dtype=table.dtype)
+        table, table.name,
+        # Rows of an open table get their values with their keys.
+        table.initializer if settings is None else tf.zeros_initializer(),
+        cut, dim=table.dim, trainable=table.optimizer is None,
+        dtype=table.dtype)
     variables = {PARAMETERS: rows}
     for slot in table.optimizer.slots if table.optimizer else ():
         variables[slot.name] = table_variable.create(
@@ -93,4 +106,7 @@ def _create_table(table: config.TableSpec, num_shards: int):
         variables[ROUNDING_STEPS] = _tf_private.ResourceVariable(
             tf.constant(0, tf.int64), trainable=False,
             name=f"{table.name}/{ROUNDING_STEPS}")
+    if settings is not None:
+        variables.update(vocabulary_variables.create_variables(
+            settings, table.name, num_shards))
     return variables

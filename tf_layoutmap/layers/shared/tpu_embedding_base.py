@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ from tf_layoutmap.layers.configs import feature_config_serialization
 from tf_layoutmap.layers.layer_base import LayerBase
 from tf_layoutmap.layers.shared import marks, tpu_embedding_weights_file
 from tf_layoutmap.layers.shared.tpu_embedding_steps import EmbeddingSteps
+from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 
 def read_feature_config(
@@ -50,7 +52,7 @@ class TPUEmbeddingCore(LayerBase):
                  feature_configs: Any = None, table_stacking: Any = "auto",
                  partitioner: Any = None, out_of_range: str = "error",
                  table_dtypes: Any = None, rounding_seed: int = 0,
-                 **kwargs: Any):
+                 vocabularies: Any = None, **kwargs: Any):
         """Makes the layer.
 
         Args:
@@ -70,6 +72,9 @@ class TPUEmbeddingCore(LayerBase):
             halves the memory of the rows. Activations are of the layer's
             compute dtype in any case.
           rounding_seed: As of `tlm.TPUEmbedding`.
+          vocabularies: As of `tlm.TPUEmbedding`: of tables that take ids as
+            they come. A call that a tape records is a step of theirs, that of
+            each replica one of its own.
           **kwargs: Those of every Keras layer, such as `name`.
 
         Raises:
@@ -82,7 +87,8 @@ class TPUEmbeddingCore(LayerBase):
             self.name, read_feature_config(
                 feature_config, feature_configs, table_stacking, self.name),
             optimizer, partitioner=partitioner, out_of_range=out_of_range,
-            table_dtypes=table_dtypes, rounding_seed=rounding_seed)
+            table_dtypes=table_dtypes, rounding_seed=rounding_seed,
+            vocabularies=vocabularies)
         # An attribute of the layer: so that a checkpoint finds the tables.
         self.embedding = self._steps.embedding
 
@@ -171,6 +177,10 @@ class TPUEmbeddingCore(LayerBase):
             "table_dtypes": {table.name: table.dtype
                              for table in self._steps.spec.tables},
             "rounding_seed": self._steps.rounding_seed,
+            "vocabularies": {
+                table.name: dataclasses.asdict(table.vocabulary.settings)
+                for table in self._steps.spec.tables
+                if table.vocabulary is not None} or None,
         }
 
     @classmethod
@@ -179,4 +189,7 @@ class TPUEmbeddingCore(LayerBase):
         config = dict(config)
         features = feature_config_serialization.from_config(
             config.pop("feature_config"))
-        return cls(features, **config)
+        vocabularies = {
+            name: OpenVocabulary(**settings) for name, settings in
+            (config.pop("vocabularies", None) or {}).items()}
+        return cls(features, vocabularies=vocabularies or None, **config)

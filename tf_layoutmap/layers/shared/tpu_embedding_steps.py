@@ -35,7 +35,7 @@ class EmbeddingSteps:
 
     def __init__(self, layer: str, feature_config: Any, optimizer: Any, *,
                  partitioner: Any, out_of_range: str, table_dtypes: Any,
-                 rounding_seed: int):
+                 rounding_seed: int, vocabularies: Any = None):
         """Makes the embedding; `build` of it makes the tables.
 
         Args:
@@ -47,6 +47,7 @@ class EmbeddingSteps:
           out_of_range: What becomes of ids that are no row.
           table_dtypes: How rows are stored.
           rounding_seed: Of tables with 16-bit rows.
+          vocabularies: Of tables that take ids as they come.
         """
         self._layer = layer
         feature_config = keras_rs_configs.read(feature_config)
@@ -58,7 +59,7 @@ class EmbeddingSteps:
         self.embedding = TPUEmbedding(
             feature_config, optimizer, partitioner=partitioner,
             out_of_range=out_of_range, table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed)
+            rounding_seed=rounding_seed, vocabularies=vocabularies)
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
         self.spec = self.access.spec
@@ -138,7 +139,8 @@ class EmbeddingSteps:
         inputs, weights = self._cut(*self._unpacked(inputs, weights))
         return serving_embedding_lookup(
             inputs, weights, self.embedding.embedding_tables,
-            self.feature_config, out_of_range=self.out_of_range)
+            self.feature_config, out_of_range=self.out_of_range,
+            vocabularies=self.embedding.vocabularies)
 
     def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
         """Returns the shape of each feature's activations, from its input's.

@@ -1,0 +1,140 @@
+#include "cc/core/engine/key_batches.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/engine/token_steps.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/keys/bucket_layout.h"
+
+namespace layoutmap {
+namespace {
+
+Status CheckKeys(const FeatureSpec& spec, Span<const int64_t> keys) {
+  const auto bad = std::find(keys.begin(), keys.end(), kEmptyKey);
+  if (bad == keys.end()) return Status();
+  return InvalidArgument("Feature '" + spec.feature + "': a key must not be " +
+                         std::to_string(kEmptyKey) +
+                         ", which marks rows without a key. Received: it as "
+                         "id number " +
+                         std::to_string(bad - keys.begin()) + " (table '" +
+                         spec.table + "')");
+}
+
+// Checks the batch of a feature and puts the keys it uses into `keys`; its rows
+// are then their numbers.
+Status MakeOfKeys(FeatureSpec spec, const FeatureInput<int64_t>& input,
+                  RaggedIds* ids, std::vector<int64_t>* keys) {
+  LM_RETURN_IF_ERROR(CheckKeys(spec, input.ids));
+  std::vector<int64_t> numbers(input.ids.size());
+  std::iota(numbers.begin(), numbers.end(), 0);
+  FeatureInput<int64_t> numbered = input;
+  numbered.ids = numbers;
+  spec.num_rows = std::max<int64_t>(input.ids.size(), 1);
+  spec.out_of_range = OutOfRange::kError;
+  LM_RETURN_IF_ERROR(RaggedIds::Make(spec, numbered, ids));
+  keys->reserve(ids->rows().size());
+  for (uint32_t number : ids->rows()) keys->push_back(input.ids[number]);
+  return Status();
+}
+
+}  // namespace
+
+Status KeyBatches::Make(
+    const EngineConfig& config, const std::vector<bool>& is_open,
+    const std::vector<std::vector<FeatureInput<int64_t>>>& inputs,
+    KeyBatches* made) {
+  KeyBatches batches;
+  batches.config_ = &config;
+  batches.keys_.resize(inputs.size());
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    if (inputs[r].size() != config.features.size()) {
+      return InvalidArgument(
+          "A batch must have " + std::to_string(config.features.size()) +
+          " features. Received: " + std::to_string(inputs[r].size()));
+    }
+    auto batch = std::make_shared<Batch>(inputs[r].size());
+    batches.keys_[r].resize(inputs[r].size());
+    for (size_t f = 0; f < inputs[r].size(); ++f) {
+      const FeatureSpec& spec = config.features[f];
+      LM_RETURN_IF_ERROR(
+          is_open[config.table_of_feature[f]]
+              ? MakeOfKeys(spec, inputs[r][f], &(*batch)[f],
+                           &batches.keys_[r][f])
+              : RaggedIds::Make(spec, inputs[r][f], &(*batch)[f]));
+    }
+    batches.batches_.push_back(std::move(batch));
+  }
+  *made = std::move(batches);
+  return Status();
+}
+
+template <typename Visit>
+void KeyBatches::ForFeaturesOf(int32_t table, const Visit& visit) const {
+  for (size_t f = 0; f < config_->features.size(); ++f) {
+    if (config_->table_of_feature[f] != table) continue;
+    for (size_t r = 0; r < keys_.size(); ++r) visit(r, f);
+  }
+}
+
+std::vector<int64_t> KeyBatches::KeysOf(int32_t table) const {
+  std::vector<int64_t> keys;
+  ForFeaturesOf(table, [&](size_t r, size_t f) {
+    keys.insert(keys.end(), keys_[r][f].begin(), keys_[r][f].end());
+  });
+  return keys;
+}
+
+void KeyBatches::TakeRows(int32_t table, Span<const int64_t> rows,
+                          int64_t unknown_row, int32_t step) {
+  std::vector<int64_t> found(rows.begin(), rows.end());
+  std::replace(found.begin(), found.end(), kNoRow, unknown_row);
+  int64_t first = 0;
+  ForFeaturesOf(table, [&](size_t r, size_t f) {
+    const auto size = static_cast<int64_t>(keys_[r][f].size());
+    (*batches_[r])[f].TakeRowsOfKeys({found.data() + first, size}, step);
+    first += size;
+  });
+}
+
+std::vector<std::shared_ptr<const Batch>> KeyBatches::Finish() {
+  return {batches_.begin(), batches_.end()};
+}
+
+RowsInFlight FindRowsInFlight(const HostEngine& engine,
+                              const TokenSteps& tokens, int32_t table) {
+  RowsInFlight found;
+  const EngineConfig& config = engine.config();
+  const auto visit = [&](const Batch& batch) {
+    for (size_t f = 0; f < batch.size(); ++f) {
+      if (config.table_of_feature[f] != table) continue;
+      if (batch[f].vocabulary_step() > 0) {
+        found.oldest_step =
+            std::min(found.oldest_step, batch[f].vocabulary_step());
+      } else {
+        found.pinned_rows.insert(found.pinned_rows.end(),
+                                 batch[f].rows().begin(),
+                                 batch[f].rows().end());
+      }
+    }
+  };
+  engine.VisitInFlight(visit);
+  tokens.VisitInFlight(visit);
+  std::vector<int64_t>& rows = found.pinned_rows;
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  return found;
+}
+
+}  // namespace layoutmap

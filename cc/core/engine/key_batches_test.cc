@@ -1,0 +1,136 @@
+#include "cc/core/engine/key_batches.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/engine_test.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/engine/token_steps.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/keys/bucket_layout.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+// Two replicas of one sample each, of the features of TestConfig: table 0 has
+// `clicked` (mean) and `shown` (sum), table 1 the sequence `text` of length 2.
+class KeyBatchesTest : public testing::Test {
+ protected:
+  KeyBatchesTest() : config_(TestConfig(2)) {}
+
+  Status Make(const std::vector<std::vector<std::vector<int64_t>>>& ids,
+              KeyBatches* made) {
+    ids_ = ids;
+    splits_.clear();
+    inputs_.assign(ids.size(), {});
+    for (const auto& replica : ids_) {
+      for (const auto& feature : replica) {
+        splits_.push_back({0, static_cast<int64_t>(feature.size())});
+      }
+    }
+    size_t next = 0;
+    for (size_t r = 0; r < ids_.size(); ++r) {
+      for (const std::vector<int64_t>& feature : ids_[r]) {
+        FeatureInput<int64_t> input;
+        input.ids = feature;
+        input.splits = splits_[next++];
+        input.num_samples = 1;
+        inputs_[r].push_back(input);
+      }
+    }
+    return KeyBatches::Make(config_, {true, true}, inputs_, made);
+  }
+
+  EngineConfig config_;
+  std::vector<std::vector<std::vector<int64_t>>> ids_;
+  std::vector<std::vector<int64_t>> splits_;
+  std::vector<std::vector<FeatureInput<int64_t>>> inputs_;
+};
+
+TEST_F(KeyBatchesTest, KeysComeByFeatureThenByReplica) {
+  KeyBatches batches;
+  ASSERT_TRUE(
+      Make({{{-7, 900}, {1, 2, 3}, {5}}, {{8}, {4}, {6, 900}}}, &batches).ok());
+  EXPECT_EQ(batches.KeysOf(0), (std::vector<int64_t>{-7, 900, 8, 5, 6, 900}));
+  // The third of a sequence of two is none.
+  EXPECT_EQ(batches.KeysOf(1), (std::vector<int64_t>{1, 2, 4}));
+}
+
+TEST_F(KeyBatchesTest, KeysWithoutARowCountInTheMeanAndAreNotUpdated) {
+  KeyBatches batches;
+  ASSERT_TRUE(
+      Make({{{-7, 900}, {1, 2, 3}, {5}}, {{8}, {4}, {6, 900}}}, &batches).ok());
+  const std::vector<int64_t> rows = {3, kNoRow, kNoRow, 1, 2, kNoRow};
+  const std::vector<int64_t> text = {kNoRow, 6, 5};
+  batches.TakeRows(0, rows, kNoRow, 4);
+  batches.TakeRows(1, text, 7, 9);
+  const std::vector<std::shared_ptr<const Batch>> made = batches.Finish();
+  const RaggedIds& clicked = (*made[0])[0];
+  ASSERT_EQ(clicked.rows().size(), 1);
+  EXPECT_EQ(clicked.rows()[0], 3u);
+  EXPECT_EQ(clicked.gains()[0], 0.5f);
+  EXPECT_EQ(clicked.vocabulary_step(), 4);
+  EXPECT_TRUE((*made[1])[0].rows().empty());
+  EXPECT_EQ((*made[1])[0].num_outputs(), 1);
+  const RaggedIds& sequence = (*made[0])[1];
+  EXPECT_EQ(sequence.rows()[0], 7u);  // the row that unknown keys share
+  EXPECT_EQ(sequence.rows()[1], 6u);
+  EXPECT_EQ(sequence.vocabulary_step(), 9);
+}
+
+TEST_F(KeyBatchesTest, BadBatchesAreRefusedByName) {
+  KeyBatches batches;
+  Status status = Make({{{kEmptyKey}, {}, {}}, {{}, {}, {}}}, &batches);
+  EXPECT_NE(status.message().find("'clicked': a key must not be"),
+            std::string::npos);
+  ASSERT_TRUE(Make({{{1}, {2}, {3}}, {{1}, {2}, {3}}}, &batches).ok());
+  inputs_[1].pop_back();
+  EXPECT_FALSE(KeyBatches::Make(config_, {true, true}, inputs_, &batches).ok());
+}
+
+TEST_F(KeyBatchesTest, WhatStepsInFlightUseIsFound) {
+  Trainer trainer(config_);
+  TokenSteps tokens(&trainer.engine());
+  KeyBatches batches;
+  const auto enqueue = [&](bool training, int32_t step) {
+    ASSERT_TRUE(Make({{{4}, {1}, {2}}, {{3}, {1}, {2}}}, &batches).ok());
+    batches.TakeRows(0, std::vector<int64_t>{4, 3, 2, 2}, kNoRow, step);
+    batches.TakeRows(1, std::vector<int64_t>{1, 1}, kNoRow, step);
+    auto made = batches.Finish();
+    for (int32_t r : {0, 1}) {
+      ASSERT_TRUE(trainer.engine().CheckEnqueue(r, training).ok());
+      ASSERT_TRUE(trainer.engine()
+                      .EnqueueBatch(r, training, Status(), made[r], SerialFor)
+                      .ok());
+    }
+  };
+  const auto find = [&] {
+    return FindRowsInFlight(trainer.engine(), tokens, 0);
+  };
+  EXPECT_EQ(find().oldest_step, INT32_MAX);
+  enqueue(true, 5);
+  EXPECT_EQ(find().oldest_step, 5);
+  EXPECT_TRUE(find().pinned_rows.empty());
+  enqueue(false, 0);
+  EXPECT_EQ(find().pinned_rows, (std::vector<int64_t>{2, 3, 4}));
+  EXPECT_FALSE(trainer.engine().CheckEnqueue(0, true).ok());  // two are pending
+  trainer.engine().Reset();
+  EXPECT_EQ(find().oldest_step, INT32_MAX);
+  EXPECT_TRUE(find().pinned_rows.empty());
+  ASSERT_TRUE(Make({{{4}, {1}, {2}}, {{3}, {1}, {2}}}, &batches).ok());
+  batches.TakeRows(0, std::vector<int64_t>{4, 3, 2, 2}, kNoRow, 8);
+  batches.TakeRows(1, std::vector<int64_t>{1, 1}, kNoRow, 8);
+  int64_t token;
+  ASSERT_TRUE(tokens.Open(0, batches.Finish()[0], &token).ok());
+  EXPECT_EQ(find().oldest_step, 8);
+  tokens.Reset();
+  EXPECT_EQ(find().oldest_step, INT32_MAX);
+}
+
+}  // namespace
+}  // namespace layoutmap

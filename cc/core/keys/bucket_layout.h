@@ -1,0 +1,90 @@
+// Where the keys of an open vocabulary may be.
+//
+//   key --mix--> bucket b, in segment b / buckets_per_segment
+//   looked for in b, b + 1, b + 2, b + 3, which wrap around in the segment
+//   row = bucket * 8 + lane
+//
+// The row of a key is the place where the key itself is stored: nothing maps
+// keys to rows besides. A bucket is one cache line. Segments are what workers
+// are given, so that no two of them see the same bucket.
+
+#ifndef TF_LAYOUTMAP_CORE_KEYS_BUCKET_LAYOUT_H_
+#define TF_LAYOUTMAP_CORE_KEYS_BUCKET_LAYOUT_H_
+
+#include <cstdint>
+
+#include "cc/core/base/status.h"
+#include "cc/core/rows/row_partition.h"
+
+namespace layoutmap {
+
+constexpr int64_t kKeysPerBucket = 8;
+// Marks a lane without a key; no key may be equal to it.
+constexpr int64_t kEmptyKey = INT64_MIN;
+// The row of a key that has none.
+constexpr int64_t kNoRow = -1;
+
+// A bijection of 64 bits whose every output bit depends on every input bit
+// (the finalizer of splitmix64). Exported graphs compute it, too: it must not
+// change, or keys would be looked for where they are not.
+inline uint64_t MixBits(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// The 32 bits of `bits` as a number below `size`, which is at most 2^32.
+inline uint64_t ScaledTo(uint64_t size, uint32_t bits) {
+  return (bits * size) >> 32;
+}
+
+class BucketLayout {
+ public:
+  static constexpr int64_t kMaxSegments = 64;
+  static constexpr int64_t kMaxProbes = 4;
+  static constexpr int64_t kMaxBuckets = int64_t{1} << 29;  // 2^32 rows
+
+  // One empty bucket.
+  BucketLayout() : BucketLayout(1) {}
+
+  // How many buckets a vocabulary of at least `capacity` rows has. Refused
+  // unless the capacity is in [1, 2^32].
+  static Status NumBucketsFor(int64_t capacity, int64_t* num_buckets);
+
+  // Refused unless `num_buckets` is a number that `NumBucketsFor` gives.
+  static Status Make(int64_t num_buckets, BucketLayout* layout);
+
+  int64_t num_buckets() const { return num_buckets_; }
+  int64_t num_rows() const { return num_buckets_ * kKeysPerBucket; }
+  int64_t num_segments() const { return num_segments_; }
+  int64_t buckets_per_segment() const { return buckets_per_segment_; }
+  // Buckets that a key is looked for in.
+  int64_t num_probes() const { return num_probes_; }
+
+  int64_t BucketOf(int64_t key) const {
+    const uint64_t bits = MixBits(static_cast<uint64_t>(key));
+    return static_cast<int64_t>(
+        ScaledTo(num_buckets_, static_cast<uint32_t>(bits >> 32)));
+  }
+  int64_t SegmentOf(int64_t bucket) const {
+    return static_cast<int64_t>(by_segment_(bucket));
+  }
+  // The bucket that is looked into after `bucket`.
+  int64_t Next(int64_t bucket) const {
+    const int64_t end = (SegmentOf(bucket) + 1) * buckets_per_segment_;
+    return bucket + 1 < end ? bucket + 1 : end - buckets_per_segment_;
+  }
+
+ private:
+  explicit BucketLayout(int64_t num_buckets);
+
+  int64_t num_buckets_;
+  int64_t num_segments_;
+  int64_t buckets_per_segment_;
+  int64_t num_probes_;
+  Divider by_segment_;
+};
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_KEYS_BUCKET_LAYOUT_H_

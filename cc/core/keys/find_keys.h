@@ -1,0 +1,24 @@
+// The rows of keys, without a change to the vocabulary.
+
+#ifndef TF_LAYOUTMAP_CORE_KEYS_FIND_KEYS_H_
+#define TF_LAYOUTMAP_CORE_KEYS_FIND_KEYS_H_
+
+#include <cstdint>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/views.h"
+#include "cc/core/keys/bucket_layout.h"
+#include "cc/core/tables/sharded_view.h"
+
+namespace layoutmap {
+
+// rows[i] of keys[i], or kNoRow. `stored` are the vocabulary's keys, by
+// bucket; kEmptyKey is never found.
+void FindKeys(const BucketLayout& layout,
+              const ShardedView<const int64_t>& stored,
+              Span<const int64_t> keys, const ParallelFor& parallel_for,
+              Span<int64_t> rows);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_KEYS_FIND_KEYS_H_

@@ -1,0 +1,113 @@
+#include "cc/core/keys/first_values.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/keys/bucket_layout.h"
+
+namespace layoutmap {
+namespace {
+
+// erf(sqrt(2)): the share of a normal distribution within two deviations.
+constexpr double kShareWithinTwo = 0.95449973610364158;
+constexpr double kSqrt2 = 1.4142135623730951;
+constexpr double kLn2 = 0.69314718055994531;
+
+// The natural logarithm of a positive normal number, by the series of atanh:
+// far more exact than the float that is made of it.
+double Log(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const int exponent = static_cast<int>(bits >> 52) - 1023;
+  bits = (bits & 0xFFFFFFFFFFFFFu) | (uint64_t{1023} << 52);
+  double mantissa;  // in [1, 2)
+  std::memcpy(&mantissa, &bits, sizeof(mantissa));
+  const double s = (mantissa - kSqrt2) / (mantissa + kSqrt2);
+  const double s2 = s * s;
+  double sum = 1.0 / 13;
+  for (int n = 11; n >= 1; n -= 2) sum = sum * s2 + 1.0 / n;
+  return 2 * s * sum + (exponent + 0.5) * kLn2;
+}
+
+double Polynomial(const double (&coefficients)[9], double x) {
+  double sum = coefficients[0];
+  for (int i = 1; i < 9; ++i) sum = sum * x + coefficients[i];
+  return sum;
+}
+
+// The inverse of erf on (-1, 1), to single precision (Giles, "Approximating
+// the erfinv function", GPU Computing Gems, 2011).
+double InverseErf(double x) {
+  constexpr double kCenter[9] = {
+      2.81022636e-08,  3.43273939e-07, -3.5233877e-06,
+      -4.39150654e-06, 0.00021858087,  -0.00125372503,
+      -0.00417768164,  0.246640727,    1.50140941};
+  constexpr double kTails[9] = {-0.000200214257, 0.000100950558, 0.00134934322,
+                                -0.00367342844,  0.00573950773,  -0.0076224613,
+                                0.00943887047,   1.00167406,     2.83297682};
+  const double w = -Log((1 - x) * (1 + x));
+  const double p = w < 5 ? Polynomial(kCenter, w - 2.5)
+                         : Polynomial(kTails, std::sqrt(w) - 3);
+  return p * x;
+}
+
+// In (-1, 1), both ends excluded, symmetric.
+double Symmetric(uint64_t bits) {
+  constexpr double kStep = 1.0 / (int64_t{1} << 52);
+  return (static_cast<double>(bits >> 12) + 0.5) * 2 * kStep - 1;
+}
+
+}  // namespace
+
+Status ParseFirstValues(const std::string& name, FirstValues::Kind* kind) {
+  if (name == "constant") {
+    *kind = FirstValues::Kind::kConstant;
+  } else if (name == "uniform") {
+    *kind = FirstValues::Kind::kUniform;
+  } else if (name == "normal") {
+    *kind = FirstValues::Kind::kNormal;
+  } else if (name == "truncated_normal") {
+    *kind = FirstValues::Kind::kTruncatedNormal;
+  } else {
+    return InvalidArgument(
+        "First values must be one of constant, uniform, normal, "
+        "truncated_normal. Received: " +
+        name);
+  }
+  return Status();
+}
+
+void FillFirstValues(const FirstValues& first_values, int64_t key,
+                     Span<float> row) {
+  const double a = first_values.a, b = first_values.b;
+  uint64_t state =
+      MixBits(MixBits(first_values.seed) ^ static_cast<uint64_t>(key));
+  for (float& value : row) {
+    // What splitmix64 draws one after the other.
+    state += 0x9E3779B97F4A7C15u;
+    const uint64_t bits = MixBits(state);
+    switch (first_values.kind) {
+      case FirstValues::Kind::kConstant:
+        value = first_values.a;
+        break;
+      case FirstValues::Kind::kUniform:
+        value = static_cast<float>(
+            a + (b - a) * (static_cast<double>(bits >> 40) / (1 << 24)));
+        break;
+      case FirstValues::Kind::kNormal:
+        value =
+            static_cast<float>(a + b * (kSqrt2 * InverseErf(Symmetric(bits))));
+        break;
+      case FirstValues::Kind::kTruncatedNormal:
+        value = static_cast<float>(
+            a + b * (kSqrt2 * InverseErf(kShareWithinTwo * Symmetric(bits))));
+        break;
+    }
+  }
+}
+
+}  // namespace layoutmap

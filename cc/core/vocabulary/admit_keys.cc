@@ -1,0 +1,228 @@
+#include "cc/core/vocabulary/admit_keys.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/keys/bucket_layout.h"
+#include "cc/core/keys/keys_by_segment.h"
+#include "cc/core/keys/policy.h"
+#include "cc/core/keys/sketch.h"
+#include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/vocabulary/admit_segment.h"
+
+namespace layoutmap {
+namespace {
+
+using std::to_string;
+
+// A step on a vocabulary, in parts that run one after the other.
+class Admitting {
+ public:
+  Admitting(const BucketLayout& layout, const VocabularyPolicy& policy,
+            const VocabularyStep& step, Span<const int64_t> keys,
+            const ParallelFor& parallel_for, const VocabularyState& state,
+            Span<int64_t> rows)
+      : layout_(layout),
+        policy_(policy),
+        step_(step),
+        keys_(keys),
+        parallel_for_(parallel_for),
+        state_(state),
+        rows_(rows),
+        dealt_(DealKeys(layout, keys, parallel_for)),
+        segments_(layout.num_segments()) {}
+
+  Status Run(AdmittedKeys* admitted) {
+    PrepareKnown();
+    ForSegments([](auto* work) { work->CountKnown(); });
+    PrepareMissing();
+    ForSegments([](auto* work) { work->InsertMissing(); });
+    int64_t failed_at = std::numeric_limits<int64_t>::max();
+    for (const SegmentKeys& segment : segments_) {
+      failed_at = std::min(failed_at, segment.failed_at);
+    }
+    if (failed_at < keys_.size()) {
+      TakeBack();
+      return FailedPrecondition(
+          "Key " + to_string(keys_[failed_at]) + " finds no place: all " +
+          to_string(layout_.num_probes() * kKeysPerBucket) +
+          " rows that it may have are taken, of " +
+          to_string(layout_.num_rows()) +
+          " in the vocabulary. A larger `capacity` helps, or on_full=\"evict\" "
+          "with a rule that lets keys go");
+    }
+    Collect(admitted);
+    return Status();
+  }
+
+  void TakeBack() {
+    ForSegments([](auto* work) { work->TakeBack(); });
+    std::copy(old_sketch_.begin(), old_sketch_.end(), state_.sketch.begin());
+    std::copy(old_seen_.begin(), old_seen_.end(), state_.seen.begin());
+  }
+
+ private:
+  void PrepareKnown() {
+    const bool keeps_old = policy_.fails_when_full || step_.keeps_old;
+    if (keeps_old) {
+      old_lanes_.resize(2 * keys_.size());
+      old_sketch_.assign(state_.sketch.begin(), state_.sketch.end());
+      old_seen_.assign(state_.seen.begin(), state_.seen.end());
+    }
+    const bool has_sketch = policy_.admission == Admission::kCount;
+    const int64_t num_cells = 2 * SegmentSketch::NumCells(layout_);
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t begin = dealt_.splits[s];
+      const int64_t size = dealt_.splits[s + 1] - begin;
+      segments_[s].places = {dealt_.places.data() + begin, size};
+      if (keeps_old) {
+        segments_[s].old_lanes = {old_lanes_.data() + 2 * begin, 2 * size};
+      }
+      if (has_sketch) {
+        segments_[s].sketch = {state_.sketch.data() + s * num_cells, num_cells};
+        segments_[s].seen = &state_.seen[s];
+      }
+    }
+  }
+
+  void PrepareMissing() {
+    int64_t num_missing = 0, num_slots = 0;
+    for (const SegmentKeys& segment : segments_) {
+      num_missing += segment.num_missing;
+      num_slots += FirstOccurrences::NumSlots(segment.num_missing);
+    }
+    missing_.resize(num_missing);
+    new_keys_.resize(num_missing);
+    slots_.resize(num_slots);
+    Missing* missing = missing_.data();
+    NewKey* new_keys = new_keys_.data();
+    uint32_t* slots = slots_.data();
+    for (SegmentKeys& segment : segments_) {
+      const int64_t size = FirstOccurrences::NumSlots(segment.num_missing);
+      segment.missing = {missing, segment.num_missing};
+      segment.new_keys = {new_keys, segment.num_missing};
+      segment.slots = {slots, size};
+      missing += segment.num_missing;
+      new_keys += segment.num_missing;
+      slots += size;
+    }
+  }
+
+  template <typename Part>
+  void ForSegments(const Part& part) {
+    constexpr int64_t kNanosecondsPerKey = 30;
+    const int64_t num_segments = layout_.num_segments();
+    const int64_t cost = 1 + kNanosecondsPerKey * keys_.size() / num_segments;
+    WithBuckets(state_, [&](auto buckets) {
+      parallel_for_(num_segments, cost, [&](int64_t begin, int64_t end) {
+        for (int64_t s = begin; s < end; ++s) {
+          AdmitSegment<decltype(buckets.locate)> work(
+              layout_, policy_, step_, buckets, keys_, rows_, &segments_[s]);
+          part(&work);
+        }
+      });
+    });
+  }
+
+  void Collect(AdmittedKeys* admitted) {
+    *admitted = AdmittedKeys();
+    int64_t num_new_keys = 0;
+    for (const SegmentKeys& segment : segments_) {
+      num_new_keys += segment.num_new_keys;
+    }
+    admitted->new_keys.reserve(num_new_keys);
+    VocabularyCounts& total = admitted->counts;
+    for (const SegmentKeys& segment : segments_) {
+      admitted->new_keys.insert(
+          admitted->new_keys.end(), segment.new_keys.begin(),
+          segment.new_keys.begin() + segment.num_new_keys);
+      total.num_lookups += segment.counts.num_lookups;
+      total.num_known += segment.counts.num_known;
+      total.num_probes += segment.counts.num_probes;
+      total.num_admitted += segment.counts.num_admitted;
+      total.num_rejected += segment.counts.num_rejected;
+      total.num_full += segment.counts.num_full;
+      total.num_evicted += segment.counts.num_evicted;
+      total.num_expired += segment.counts.num_expired;
+    }
+  }
+
+  const BucketLayout& layout_;
+  const VocabularyPolicy& policy_;
+  const VocabularyStep& step_;
+  const Span<const int64_t> keys_;
+  const ParallelFor& parallel_for_;
+  const VocabularyState& state_;
+  const Span<int64_t> rows_;
+  KeysBySegment dealt_;
+  std::vector<SegmentKeys> segments_;
+  std::vector<Missing> missing_;
+  std::vector<NewKey> new_keys_;
+  std::vector<uint32_t> slots_;
+  std::vector<OldLane> old_lanes_;
+  std::vector<uint8_t> old_sketch_;
+  std::vector<int64_t> old_seen_;
+};
+
+Status CheckStep(const BucketLayout& layout, const VocabularyPolicy& policy,
+                 const VocabularyStep& step, Span<const int64_t> keys,
+                 const VocabularyState& state) {
+  LM_RETURN_IF_ERROR(CheckPolicy(policy));
+  if (step.number < 1 || step.oldest_in_flight > step.number) {
+    return InvalidArgument(
+        "The number of a step must be at least 1 and that of the oldest in "
+        "flight. Received: step " +
+        to_string(step.number) + ", oldest in flight " +
+        to_string(step.oldest_in_flight));
+  }
+  if (keys.size() > std::numeric_limits<uint32_t>::max() - 1) {
+    return InvalidArgument("A step has at most 2^32 - 2 keys. Received: " +
+                           to_string(keys.size()));
+  }
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    if (keys[i] == kEmptyKey) {
+      return InvalidArgument("A key must not be " + to_string(kEmptyKey) +
+                             ", which marks rows without a key. Received: it "
+                             "as key number " +
+                             to_string(i));
+    }
+  }
+  if (policy.admission != Admission::kCount) return Status();
+  const int64_t num_segments = layout.num_segments();
+  const int64_t num_cells = 2 * SegmentSketch::NumCells(layout) * num_segments;
+  if (state.sketch.size() != num_cells || state.seen.size() != num_segments) {
+    return InvalidArgument(
+        "The sketch of a vocabulary with " + to_string(layout.num_buckets()) +
+        " buckets must have " + to_string(num_cells) + " cells and " +
+        to_string(num_segments) +
+        " sums. Received: " + to_string(state.sketch.size()) + " and " +
+        to_string(state.seen.size()));
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status AdmitKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
+                 const VocabularyStep& step, Span<const int64_t> keys,
+                 const ParallelFor& parallel_for, const VocabularyState& state,
+                 Span<int64_t> rows, AdmittedKeys* admitted) {
+  LM_RETURN_IF_ERROR(CheckStep(layout, policy, step, keys, state));
+  const auto admitting = std::make_shared<Admitting>(layout, policy, step, keys,
+                                                     parallel_for, state, rows);
+  LM_RETURN_IF_ERROR(admitting->Run(admitted));
+  if (step.keeps_old) {
+    admitted->take_back = [admitting] { admitting->TakeBack(); };
+  }
+  return Status();
+}
+
+}  // namespace layoutmap

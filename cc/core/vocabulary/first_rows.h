@@ -1,0 +1,36 @@
+// Rows and slot variables of new keys.
+
+#ifndef TF_LAYOUTMAP_CORE_VOCABULARY_FIRST_ROWS_H_
+#define TF_LAYOUTMAP_CORE_VOCABULARY_FIRST_ROWS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/views.h"
+#include "cc/core/keys/first_values.h"
+#include "cc/core/tables/sharded_view.h"
+#include "cc/core/vocabulary/admit_keys.h"
+
+namespace layoutmap {
+
+// A table, and what the row of a new key becomes.
+struct FirstRows {
+  FirstValues values;
+  RowType row_type = RowType::kFloat32;
+  ShardedView<float> table;
+  ShardedView<uint16_t> half_table;  // instead, if it has 16-bit rows
+  std::vector<ShardedView<float>> slots;
+  std::vector<float> slot_values;
+};
+
+// Writes the rows of `new_keys`, whatever the keys before them have left there.
+// Values of 16-bit rows are rounded to the nearest, of two equally near ones to
+// the even one; they must not be too large for them.
+void WriteFirstRows(const FirstRows& first, Span<const NewKey> new_keys,
+                    const ParallelFor& parallel_for);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_VOCABULARY_FIRST_ROWS_H_

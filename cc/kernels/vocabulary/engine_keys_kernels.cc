@@ -1,0 +1,398 @@
+// Batches of keys into the host engine: their vocabularies are asked first.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/key_batches.h"
+#include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/keys/bucket_layout.h"
+#include "cc/core/keys/find_keys.h"
+#include "cc/core/keys/first_values.h"
+#include "cc/core/keys/policy.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/vocabulary/admit_keys.h"
+#include "cc/core/vocabulary/first_rows.h"
+#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+#include "cc/kernels/vocabulary/locked_vocabulary.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// What the attrs say of one open table.
+struct OpenTableSpec {
+  int32_t table = 0;
+  VocabularyPolicy policy;
+  FirstValues values;
+  bool has_unknown_row = false;
+  KeyKind kind = kNoKeysYet;
+};
+
+// A table of which a step is made, under the locks of all its variables.
+struct OpenTable {
+  LockedVocabulary vocabulary;
+  FirstRows first_rows;
+  std::vector<int64_t> keys, rows;
+  std::vector<int64_t> pinned_rows;
+  VocabularyStep step;
+  AdmittedKeys admitted;
+};
+
+// The rows of a table count 8 a bucket; one more is that of unknown keys.
+std::vector<int64_t> BucketOffsets(const TableSpec& table) {
+  std::vector<int64_t> offsets;
+  for (int64_t offset : table.partition.offsets()) {
+    offsets.push_back(offset / kKeysPerBucket);
+  }
+  return offsets;
+}
+
+class KeysOp : public Kernel {
+ public:
+  explicit KeysOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    std::vector<int32_t> tables, kinds;
+    std::vector<bool> has_unknown_row;
+    std::vector<std::string> admissions, evictions, values;
+    std::vector<int64_t> policies, seeds;
+    std::vector<float> limits;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("open_tables", &tables));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("key_kinds", &kinds));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("has_unknown_row", &has_unknown_row));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("admissions", &admissions));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evictions", &evictions));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("policies", &policies));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_values", &values));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_limits", &limits));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_seeds", &seeds));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_values", &slot_values_));
+    const size_t size = tables.size();
+    OP_REQUIRES(
+        ctx,
+        kinds.size() == size && has_unknown_row.size() == size &&
+            admissions.size() == size && evictions.size() == size &&
+            policies.size() == kNumPolicyNumbers * size &&
+            values.size() == size && limits.size() == 2 * size &&
+            seeds.size() == size,
+        absl::InvalidArgumentError(absl::StrCat(
+            "The lists about open tables must be of one size each. Received: ",
+            size, " tables and other sizes")));
+    for (size_t i = 0; i < size; ++i) {
+      OpenTableSpec spec;
+      spec.table = tables[i];
+      spec.has_unknown_row = has_unknown_row[i];
+      spec.kind = static_cast<KeyKind>(kinds[i]);
+      spec.values.a = limits[2 * i];
+      spec.values.b = limits[2 * i + 1];
+      spec.values.seed = static_cast<uint64_t>(seeds[i]);
+      OP_REQUIRES_OK(ctx, ToTf(ParseFirstValues(values[i], &spec.values.kind)));
+      OP_REQUIRES_OK(ctx, ReadPolicy(admissions[i], evictions[i], policies,
+                                     kNumPolicyNumbers * i, &spec.policy));
+      specs_.push_back(spec);
+    }
+  }
+
+ protected:
+  // Reads `num_replicas` batches, finds the rows of their keys, those of new
+  // ones too if the step is `training`, and calls `hand_over(batches)` before
+  // another step can give a row away.
+  template <typename HandOver>
+  absl::Status FindRows(OpKernelContext* ctx, EngineResource& resource,
+                        int32_t num_replicas, bool training,
+                        const HandOver& hand_over) {
+    const EngineConfig& config = resource.engine().config();
+    std::vector<bool> is_open(config.tables.size());
+    for (const OpenTableSpec& spec : specs_) {
+      if (spec.table < 0 ||
+          spec.table >= static_cast<int32_t>(is_open.size()) ||
+          is_open[spec.table]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`open_tables` must be tables of the engine, each once. Received: ",
+            spec.table));
+      }
+      is_open[spec.table] = true;
+    }
+    std::vector<std::vector<FeatureInput<int64_t>>> inputs;
+    TF_RETURN_IF_ERROR(ReadInputs(ctx, config, num_replicas, &inputs));
+    KeyBatches batches;
+    TF_RETURN_IF_ERROR(
+        ToTf(KeyBatches::Make(config, is_open, inputs, &batches)));
+    LockedShards locked;
+    if (training) {
+      std::deque<OpenTable> tables(specs_.size());
+      TF_RETURN_IF_ERROR(locked.Lock(ctx, {"state", "shards", "slots"},
+                                     LockedShards::Mode::kExclusive));
+      TF_RETURN_IF_ERROR(LockTables(ctx, config, &locked, &tables));
+      TF_RETURN_IF_ERROR(Admit(ctx, resource, &batches, &tables));
+      return hand_over(batches.Finish());
+    }
+    TF_RETURN_IF_ERROR(
+        locked.Lock(ctx, {"state"}, LockedShards::Mode::kShared));
+    TF_RETURN_IF_ERROR(Find(ctx, config, locked, &batches));
+    return hand_over(batches.Finish());
+  }
+
+ private:
+  static absl::Status ReadInputs(
+      OpKernelContext* ctx, const EngineConfig& config, int32_t num_replicas,
+      std::vector<std::vector<FeatureInput<int64_t>>>* inputs) {
+    const auto num_features = static_cast<int64_t>(config.features.size());
+    const int64_t expected = num_replicas * num_features;
+    const Tensor* num_samples;
+    OpInputList ids, splits, weights;
+    TF_RETURN_IF_ERROR(ctx->input("num_samples", &num_samples));
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
+    if (ids.size() != expected || num_samples->NumElements() != expected) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "A step of ", num_replicas, " replicas must have ", expected,
+          " inputs, one per replica and feature, and as many `num_samples`. "
+          "Received: ",
+          ids.size(), " and ", num_samples->NumElements()));
+    }
+    inputs->resize(num_replicas);
+    for (int i = 0; i < ids.size(); ++i) {
+      TF_RETURN_IF_ERROR(CheckRank("ids", ids[i], 1));
+      TF_RETURN_IF_ERROR(CheckRank("weights", weights[i], 1));
+      if (splits[i].dims() != 1 &&
+          !(splits[i].dims() == 2 && splits[i].dim_size(1) == 2)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`splits` must be row_splits of rank 1, or indices [num_ids, 2]. "
+            "Received: shape ",
+            splits[i].shape().DebugString()));
+      }
+      FeatureInput<int64_t> input;
+      input.ids = View<int64_t>(ids[i]);
+      input.splits = View<int64_t>(splits[i]);
+      input.form = splits[i].dims() == 2          ? Form::kSparse
+                   : splits[i].NumElements() == 0 ? Form::kDense
+                                                  : Form::kRagged;
+      input.num_samples = num_samples->flat<int64_t>()(i);
+      input.weights = View<float>(weights[i]);
+      (*inputs)[i / num_features].push_back(input);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LockTables(OpKernelContext* ctx, const EngineConfig& config,
+                          LockedShards* locked,
+                          std::deque<OpenTable>* tables) const {
+    int first = 0;
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      const TableSpec& table = config.tables[specs_[i].table];
+      TF_RETURN_IF_ERROR(
+          (*tables)[i].vocabulary.Make(ctx, locked, first, table.name,
+                                       BucketOffsets(table), specs_[i].policy));
+      first +=
+          NumStateVariables(specs_[i].policy, table.partition.num_shards());
+    }
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      const TableSpec& table = config.tables[specs_[i].table];
+      FirstRows& rows = (*tables)[i].first_rows;
+      rows.values = specs_[i].values;
+      rows.row_type = table.row_type;
+      TF_RETURN_IF_ERROR(
+          table.row_type == RowType::kFloat32
+              ? locked->MutableView(ctx, first, table.name, table.partition,
+                                    {table.dim}, &rows.table)
+              : locked->MutableView(ctx, first, table.name, table.partition,
+                                    {table.dim}, &rows.half_table,
+                                    HalfDtype(table)));
+      first += table.partition.num_shards();
+    }
+    size_t next_value = 0;
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      const TableSpec& table = config.tables[specs_[i].table];
+      FirstRows& rows = (*tables)[i].first_rows;
+      rows.slots.resize(NumSlots(table.optimizer));
+      for (size_t j = 0; j < rows.slots.size(); ++j) {
+        if (next_value >= slot_values_.size()) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "`slot_values` must be one for each slot variable. Received: ",
+              slot_values_.size()));
+        }
+        rows.slot_values.push_back(slot_values_[next_value++]);
+        TF_RETURN_IF_ERROR(locked->MutableView(
+            ctx, first, table.name + " (slot variable)", table.partition,
+            {SlotDim(table.optimizer, j, table.dim)}, &rows.slots[j]));
+        first += table.partition.num_shards();
+      }
+    }
+    return CheckNumVariables("The open tables need", "state, shards and slots",
+                             first, locked->size());
+  }
+
+  // All is checked before the first vocabulary is changed, but whether its keys
+  // find a place; if those of one do not, all are taken back.
+  absl::Status Admit(OpKernelContext* ctx, EngineResource& resource,
+                     KeyBatches* batches, std::deque<OpenTable>* tables) const {
+    bool may_fail = false;
+    for (const OpenTableSpec& spec : specs_) {
+      may_fail |= spec.policy.fails_when_full;
+    }
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      OpenTable& table = (*tables)[i];
+      TF_RETURN_IF_ERROR(table.vocabulary.CheckKind(specs_[i].kind));
+      TF_RETURN_IF_ERROR(table.vocabulary.NextStep(&table.step.number));
+      RowsInFlight in_flight = FindRowsInFlight(
+          resource.engine(), resource.tokens(), specs_[i].table);
+      table.pinned_rows = std::move(in_flight.pinned_rows);
+      table.step.pinned_rows = table.pinned_rows;
+      table.step.oldest_in_flight =
+          std::min(in_flight.oldest_step, table.step.number);
+      table.step.keeps_old = may_fail && specs_.size() > 1;
+      table.keys = batches->KeysOf(specs_[i].table);
+      table.rows.resize(table.keys.size());
+    }
+    const ParallelFor parallel_for = TfParallelFor(ctx);
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      OpenTable& table = (*tables)[i];
+      const LockedVocabulary& vocabulary = table.vocabulary;
+      const Status status = AdmitKeys(
+          vocabulary.layout(), vocabulary.policy(), table.step, table.keys,
+          parallel_for, vocabulary.state(), table.rows, &table.admitted);
+      if (status.ok()) continue;
+      while (i-- > 0) (*tables)[i].admitted.take_back();
+      return ToTf(Status(status.code(), status.message() + " (table '" +
+                                            vocabulary.table() + "')"));
+    }
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      OpenTable& table = (*tables)[i];
+      WriteFirstRows(table.first_rows, table.admitted.new_keys, parallel_for);
+      table.vocabulary.CountStep(table.step.number, specs_[i].kind,
+                                 table.admitted.counts);
+      batches->TakeRows(specs_[i].table, table.rows,
+                        UnknownRow(specs_[i], table.vocabulary.layout()),
+                        table.step.number);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Find(OpKernelContext* ctx, const EngineConfig& config,
+                    const LockedShards& locked, KeyBatches* batches) const {
+    int first = 0;
+    for (const OpenTableSpec& spec : specs_) {
+      const TableSpec& table = config.tables[spec.table];
+      RowPartition buckets;
+      BucketLayout layout;
+      TF_RETURN_IF_ERROR(ToTf(RowPartition::Make(
+          Placement::kOffsets, BucketOffsets(table), &buckets)));
+      TF_RETURN_IF_ERROR(ToTf(BucketLayout::Make(buckets.num_rows(), &layout)));
+      ShardedView<const int64_t> stored;
+      TF_RETURN_IF_ERROR(locked.View(first, table.name + " (keys)", buckets,
+                                     {kKeysPerBucket}, &stored));
+      first += NumStateVariables(spec.policy, buckets.num_shards());
+      const std::vector<int64_t> keys = batches->KeysOf(spec.table);
+      std::vector<int64_t> rows(keys.size());
+      FindKeys(layout, stored, keys, TfParallelFor(ctx), rows);
+      batches->TakeRows(spec.table, rows, UnknownRow(spec, layout), 0);
+    }
+    return absl::OkStatus();
+  }
+
+  static int64_t UnknownRow(const OpenTableSpec& spec,
+                            const BucketLayout& layout) {
+    return spec.has_unknown_row ? layout.num_rows() : kNoRow;
+  }
+
+  std::vector<OpenTableSpec> specs_;
+  std::vector<float> slot_values_;
+};
+
+class EnqueueKeysOp : public KeysOp {
+ public:
+  using KeysOp::KeysOp;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    bool training;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetScalar(ctx, "training", &training));
+    HostEngine& engine = resource->engine();
+    const int32_t num_replicas = engine.config().num_replicas;
+    for (int32_t r = 0; r < num_replicas; ++r) {
+      OP_REQUIRES_OK(ctx, ToTf(engine.CheckEnqueue(r, training)));
+    }
+    OP_REQUIRES_OK(
+        ctx, FindRows(ctx, *resource, num_replicas, training,
+                      [&](std::vector<std::shared_ptr<const Batch>> batches) {
+                        for (int32_t r = 0; r < num_replicas; ++r) {
+                          TF_RETURN_IF_ERROR(ToTf(engine.EnqueueBatch(
+                              r, training, Status(), std::move(batches[r]),
+                              TfParallelFor(ctx))));
+                        }
+                        return absl::OkStatus();
+                      }));
+  }
+};
+
+class OpenKeysOp : public KeysOp {
+ public:
+  using KeysOp::KeysOp;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    int32_t replica;
+    int64_t token = 0;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetScalar(ctx, "replica", &replica));
+    const int32_t num_replicas = resource->engine().config().num_replicas;
+    OP_REQUIRES(ctx, replica >= 0 && replica < num_replicas,
+                absl::InvalidArgumentError(
+                    absl::StrCat("`replica` must be in [0, ", num_replicas,
+                                 "). Received: ", replica)));
+    OP_REQUIRES_OK(
+        ctx, FindRows(ctx, *resource, 1, true,
+                      [&](std::vector<std::shared_ptr<const Batch>> batches) {
+                        return ToTf(resource->tokens().Open(
+                            replica, std::move(batches[0]), &token));
+                      }));
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "token", token));
+  }
+};
+
+// Which rows of a table the steps in flight use.
+class RowsInFlightOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    int32_t table;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, GetScalar(ctx, "table", &table));
+    const RowsInFlight found =
+        FindRowsInFlight(resource->engine(), resource->tokens(), table);
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "oldest_step", found.oldest_step));
+    OP_REQUIRES_OK(ctx,
+                   SetVector<int64_t>(ctx, "pinned_rows", found.pinned_rows));
+  }
+};
+
+LM_REGISTER_KERNEL("EnqueueKeys", EnqueueKeysOp);
+LM_REGISTER_KERNEL("OpenKeys", OpenKeysOp);
+LM_REGISTER_KERNEL("RowsInFlight", RowsInFlightOp);
+
+}  // namespace
+}  // namespace layoutmap

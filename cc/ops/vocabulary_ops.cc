@@ -1,0 +1,204 @@
+// Open vocabularies. docs/ops.md has the contract in one table.
+
+#include "absl/status/status.h"
+#include "cc/ops/ports.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::NoOutputs;
+using tensorflow::shape_inference::ScalarShape;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("LayoutMap>FindKeys")
+    .Input("shards: num_shards * resource")
+    .Input("offsets: int64")
+    .Input("keys: int64")
+    .Output("rows: int64")
+    .Attr("num_shards: int >= 1")
+    .Attr("table: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle keys;
+      TF_RETURN_IF_ERROR(GetShape(c, "keys", &keys));
+      return SetShape(c, "rows", keys);
+    })
+    .Doc(R"doc(
+Finds the rows of keys in an open vocabulary, which it does not change.
+
+shards: The vocabulary's keys, shard `s` of shape [buckets of the shard, 8].
+offsets: Cumulative numbers of buckets, [num_shards + 1].
+keys: Any shape.
+rows: The row of each key, or -1.
+table: For messages.
+)doc");
+
+REGISTER_OP("LayoutMap>EvictKeys")
+    .Input("state: num_state * resource")
+    .Input("offsets: int64")
+    .Input("keys: int64")
+    .Input("oldest_step: int32")
+    .Input("pinned_rows: int64")
+    .Output("evicted: int64")
+    .Output("rows: int64")
+    .Attr("num_state: int >= 4")
+    .Attr("admission: {'all', 'count', 'probability'}")
+    .Attr("evict: {'none', 'lru', 'lfu'}")
+    .Attr("policy: list(int)")
+    .Attr("expired: bool")
+    .Attr("table: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      const ShapeHandle some = c->Vector(InferenceContext::kUnknownDim);
+      TF_RETURN_IF_ERROR(SetShape(c, "evicted", some));
+      return SetShape(c, "rows", some);
+    })
+    .Doc(R"doc(
+Frees the rows of keys, or of all keys whose time is over.
+
+state: Variables of the vocabulary: all shards of its keys, of their last steps
+  and of their counts; its sketch and the sums of it where keys are admitted by
+  their count; its numbers.
+offsets: Cumulative numbers of buckets, [num_shards + 1].
+keys: Those to free, any shape; unused with `expired`.
+oldest_step: The oldest step in flight; a key that was used since is refused.
+pinned_rows: Rows that are in use besides, [num_pinned].
+evicted: The keys that had a row, [num_evicted].
+rows: Their rows, [num_evicted].
+policy: min_count, admitted of 2^32, half_life_steps, ttl_steps,
+  fails_when_full, seed.
+table: For messages.
+)doc");
+
+REGISTER_OP("LayoutMap>FirstRows")
+    .Input("keys: int64")
+    .Output("rows: float")
+    .Attr("kind: {'constant', 'uniform', 'normal', 'truncated_normal'}")
+    .Attr("limits: list(float)")
+    .Attr("seed: int")
+    .Attr("dim: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle keys, rows;
+      int64_t dim;
+      TF_RETURN_IF_ERROR(GetShape(c, "keys", &keys));
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      TF_RETURN_IF_ERROR(c->Concatenate(keys, c->Vector(dim), &rows));
+      return SetShape(c, "rows", rows);
+    })
+    .Doc(R"doc(
+Computes the values that the rows of keys start with.
+
+keys: Any shape.
+rows: [*keys.shape, dim], a function of seed, key and column alone.
+limits: The constant and nothing, the limits, or mean and standard deviation.
+seed: That of the vocabulary and the table.
+)doc");
+
+REGISTER_OP("LayoutMap>EnqueueKeys")
+    .Input("engine: resource")
+    .Input("training: bool")
+    .Input("ids: num_inputs * int64")
+    .Input("splits: num_inputs * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_inputs * float")
+    .Input("state: num_state * resource")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Attr("num_inputs: int >= 1")
+    .Attr("num_state: int >= 4")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("open_tables: list(int)")
+    .Attr("key_kinds: list(int)")
+    .Attr("has_unknown_row: list(bool)")
+    .Attr("admissions: list(string)")
+    .Attr("evictions: list(string)")
+    .Attr("policies: list(int)")
+    .Attr("first_values: list(string)")
+    .Attr("first_limits: list(float)")
+    .Attr("first_seeds: list(int)")
+    .Attr("slot_values: list(float)")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Checks the batches of all replicas, gives new keys rows, and enqueues the step.
+
+training: Whether gradients will follow; only then keys are counted, admitted
+  and evicted.
+ids: By replica, then by feature: keys where the table is open, else rows.
+splits: As of `EnqueueStep`.
+num_samples: [num_replicas * num_features].
+weights: One factor per id, or none for 1 each.
+state: By open table, the variables of its vocabulary, as of `EvictKeys`.
+shards: All shards of the first open table, then those of the second, and so on.
+slots: The same of each slot variable.
+open_tables: Which tables of the engine are open.
+key_kinds: Of each, what its keys are made of: 1 integers, 2 strings.
+has_unknown_row: Of each, whether keys without a row share the one after those
+  of its vocabulary; else they are zeros.
+policies: Of each, six numbers, as of `EvictKeys`.
+first_values: Of each, the distribution of first values, as of `FirstRows`.
+first_limits: Of each, the two numbers of that.
+first_seeds: Of each, the seed of that.
+slot_values: Of each, what its slot variables start with.
+)doc");
+
+REGISTER_OP("LayoutMap>OpenKeys")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("ids: num_inputs * int64")
+    .Input("splits: num_inputs * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_inputs * float")
+    .Input("state: num_state * resource")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Output("token: int64")
+    .Attr("num_inputs: int >= 1")
+    .Attr("num_state: int >= 4")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("open_tables: list(int)")
+    .Attr("key_kinds: list(int)")
+    .Attr("has_unknown_row: list(bool)")
+    .Attr("admissions: list(string)")
+    .Attr("evictions: list(string)")
+    .Attr("policies: list(int)")
+    .Attr("first_values: list(string)")
+    .Attr("first_limits: list(float)")
+    .Attr("first_seeds: list(int)")
+    .Attr("slot_values: list(float)")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape)
+    .Doc(R"doc(
+Opens a lookup of keys, which gives new ones rows; see `OpenStep`.
+
+ids: By feature; all else as of `EnqueueKeys`.
+token: Names the lookup.
+)doc");
+
+REGISTER_OP("LayoutMap>RowsInFlight")
+    .Input("engine: resource")
+    .Input("table: int32")
+    .Output("oldest_step: int32")
+    .Output("pinned_rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(SetShape(c, "oldest_step", c->Scalar()));
+      return SetShape(c, "pinned_rows",
+                      c->Vector(InferenceContext::kUnknownDim));
+    })
+    .Doc(R"doc(
+Says which rows of an open table the steps in flight use.
+
+table: Its number in the engine.
+oldest_step: The oldest step of its vocabulary that is in flight, or 2^31 - 1.
+pinned_rows: Rows of lookups that are no step of it, ascending.
+)doc");
+
+}  // namespace
+}  // namespace layoutmap

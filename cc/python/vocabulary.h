@@ -1,0 +1,15 @@
+// Open vocabularies of the core as a Python class.
+
+#ifndef TF_LAYOUTMAP_PYTHON_VOCABULARY_H_
+#define TF_LAYOUTMAP_PYTHON_VOCABULARY_H_
+
+#include <pybind11/pybind11.h>
+
+namespace layoutmap {
+
+// Adds `Vocabulary` and `first_values` to the module.
+void DefineVocabulary(pybind11::module_* m);
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_PYTHON_VOCABULARY_H_

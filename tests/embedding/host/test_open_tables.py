@@ -1,0 +1,309 @@
+"""Tables that take ids as they come, trained by the host engine."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.embedding.host import open_table_cases as cases
+from tf_layoutmap.embedding import optimizers
+
+tpu = tf.tpu.experimental.embedding
+
+
+def random_batch(rng, *, num_samples=20, most=60, weights=False):
+    splits = np.concatenate([[0], np.cumsum(rng.integers(0, 4, num_samples))])
+    keys = rng.zipf(1.3, splits[-1]) % most * 1_000_003 - 5
+    found = cases.ragged(keys, splits)
+    return found, found.with_values(tf.constant(
+        rng.integers(1, 4, len(keys)), tf.float32)) if weights else None
+
+
+@pytest.mark.parametrize("optimizer", [
+    tpu.SGD(0.1), tpu.Adagrad(0.1), tpu.Adam(0.1), tpu.FTRL(0.1),
+    tpu.AdagradMomentum(0.1, 0.9), optimizers.RowwiseAdagrad(0.1),
+    optimizers.LAMB(0.1)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_open_table_trains_as_a_closed_one_on_its_rows(optimizer, dtype):
+    """Eviction among it: 128 rows for more keys."""
+    rng = np.random.default_rng(0)
+    options = {"table_dtypes": dtype, "rounding_seed": 5}
+    opened, config = cases.embedding(
+        tlm.OpenVocabulary(100, evict="lru"), optimizer,
+        features=("ids", "text"), sequence=2, num_shards=3, combiner="mean",
+        **options)
+    opened.build()
+    closed = cases.ClosedTwin(opened, config, optimizer, **options)
+    for _ in range(8):
+        ids, weights = random_batch(rng, most=150, weights=True)
+        text, _ = random_batch(rng, most=150)
+        opened.enqueue({"ids": ids, "text": text},
+                       {"ids": weights, "text": None})
+        closed.take_new_keys()
+        closed.embedding.enqueue(
+            {"ids": closed.rows(ids), "text": closed.rows(text)},
+            {"ids": weights, "text": None})
+        found = opened.dequeue()
+        expected = closed.embedding.dequeue()
+        gradients = {}
+        for name, value in found.items():
+            assert (value.numpy() == expected[name].numpy()).all()
+            gradients[name] = tf.constant(
+                rng.uniform(-1, 1, value.shape), tf.float32)
+        opened.apply_gradients(gradients)
+        closed.embedding.apply_gradients(gradients)
+    assert opened.vocabularies["words"].stats()["num_evicted"] > 0
+    assert opened.vocabularies["words"].stats()["num_full"] == 0
+    used = opened.vocabularies["words"].lookup(
+        opened.vocabularies["words"].keys()).numpy()
+    for mine, theirs in (
+            [(opened.embedding_tables[config],
+              closed.embedding.embedding_tables[closed.config])]
+            + [(slot, closed.embedding.slot_variables[closed.config][name])
+               for name, slot in opened.slot_variables[config].items()]):
+        np.testing.assert_array_equal(
+            cases.rows_of(mine)[used], cases.rows_of(theirs)[used])
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("policy", [
+    {"evict": "lru"}, {"evict": "lfu"}, {"evict": "none", "ttl_steps": 2}],
+    ids=lambda policy: policy["evict"])
+def test_no_update_lands_on_a_foreign_key(pipelined, policy):
+    """Each row sums up the tag of its key, once for each update of it."""
+    rng = np.random.default_rng(1)
+    opened, config = cases.embedding(
+        tlm.OpenVocabulary(64, **policy), tpu.SGD(1.0), dim=1,
+        initializer=tf.zeros_initializer(),
+        pipeline_execution_with_tensor_core=pipelined)
+    opened.build()
+    vocabulary = opened.vocabularies["words"]
+    expected: dict[int, float] = {}
+    row_of: dict[int, int] = {}
+    waiting = []
+
+    def finish():
+        keys, known = waiting.pop(0)
+        opened.dequeue()
+        # One key a sample, so that each gradient is the tag of its key.
+        opened.apply_gradients({"ids": tf.constant(
+            -(keys % 97 + 1).reshape(-1, 1), tf.float32)})
+        for key in keys[known].tolist():
+            expected[key] += key % 97 + 1
+
+    for step in range(60):
+        keys = rng.integers(0, 400, 20) + step // 10 * 50
+        opened.enqueue({"ids": tf.constant(keys)})
+        rows = vocabulary.lookup(keys).numpy()
+        for key, row in zip(keys.tolist(), rows.tolist()):
+            if row >= 0 and row_of.get(key) != row:
+                # A row that was given away: its old key is forgotten.
+                for old in [k for k, r in row_of.items() if r == row]:
+                    del row_of[old], expected[old]
+                row_of[key], expected[key] = row, 0.0
+        waiting.append((keys, rows >= 0))
+        if len(waiting) == 4:
+            finish()
+    while waiting:
+        finish()
+    opened.flush()
+    values = cases.rows_of(opened.embedding_tables[config])[:, 0]
+    left = vocabulary.keys().numpy().tolist()
+    assert len(left) == 64
+    assert {key: values[row_of[key]] for key in left} == {
+        key: expected[key] for key in left}
+    assert vocabulary.stats()["num_full"] > 0  # Pins were in the way.
+
+
+def test_a_step_in_flight_pins_the_rows_that_it_only_reads():
+    opened, _ = cases.embedding(
+        tlm.OpenVocabulary(8), tpu.SGD(0.5), dim=1,
+        initializer=tf.ones_initializer())
+    first = np.arange(8)
+    opened.enqueue({"ids": tf.constant(first)})
+    opened.dequeue()
+    opened.apply_gradients({"ids": tf.fill([8, 1], -2.0)})
+    opened.enqueue({"ids": tf.constant(first)}, training=False)
+    opened.enqueue({"ids": tf.constant(first + 100)})
+    assert (opened.dequeue()["ids"].numpy() == 2.0).all()
+    assert (opened.dequeue()["ids"].numpy() == 0.0).all()  # No place.
+    opened.apply_gradients({"ids": tf.ones([8, 1])})
+    opened.enqueue({"ids": tf.constant(first + 100)})
+    assert (opened.dequeue()["ids"].numpy() == 1.0).all()
+
+
+@pytest.mark.parametrize("unknown", ["zeros", "row"])
+def test_unknown_keys(unknown):
+    opened, config = cases.embedding(
+        tlm.OpenVocabulary(8, admission="count", min_count=2, unknown=unknown),
+        tpu.SGD(1.0), dim=1, initializer=tf.ones_initializer(),
+        combiner="mean")
+    batch = {"ids": tf.ragged.constant([[1, 1, 2], [3]], dtype=tf.int64)}
+    opened.enqueue(batch)
+    np.testing.assert_allclose(
+        opened.dequeue()["ids"].numpy()[:, 0], [2 / 3, 0.0])
+    opened.apply_gradients({"ids": tf.constant([[-3.0], [-6.0]])})
+    rows = cases.rows_of(opened.embedding_tables[config])[:, 0]
+    assert rows[opened.vocabularies["words"].lookup([1])[0]] == 3.0
+    # Of key 2 a third of 3, and all of 6.
+    assert rows[-1] == (7.0 if unknown == "row" else 0.0)
+    opened.enqueue(batch, training=False)
+    for found in (opened.dequeue()["ids"], opened(batch)["ids"]):
+        np.testing.assert_allclose(
+            found.numpy()[:, 0],
+            [2.0, 0.0] if unknown == "zeros" else [13 / 3, 7.0], rtol=1e-6)
+
+
+def test_forward_only_steps_change_nothing():
+    opened, _ = cases.embedding(
+        tlm.OpenVocabulary(8, admission="count", min_count=1), tpu.SGD(0.5))
+    opened.build()
+    vocabulary = opened.vocabularies["words"]
+
+    @tf.function
+    def evaluate():
+        opened.enqueue({"ids": tf.constant([4, 5])})  # Never applied.
+        return opened.dequeue()
+
+    evaluate()
+    opened.enqueue({"ids": tf.constant([1, 2])}, training=False)
+    opened.dequeue()
+    opened({"ids": tf.constant([1, 2])})
+    stats = vocabulary.stats()
+    assert (stats["num_keys"], stats["step"], stats["num_lookups"]) == (0, 0, 0)
+    assert not any(tf.reduce_any(one != 0) for one in (
+        vocabulary._variables["vocabulary_sketch"],
+        vocabulary._variables["vocabulary_sketch_sums"]))
+
+
+def test_a_key_that_comes_back_starts_as_it_first_did():
+    opened, config = cases.embedding(
+        tlm.OpenVocabulary(8), tpu.Adagrad(0.1, initial_accumulator_value=0.5))
+
+    def step(keys):
+        opened.enqueue({"ids": tf.constant(keys)})
+        found = opened.dequeue()["ids"].numpy()
+        opened.apply_gradients({"ids": tf.ones(found.shape)})
+        return found
+
+    first = step([7, 8])
+    assert (step([7, 8]) != first).all()
+    assert opened.vocabularies["words"].evict([7, 9]).numpy().tolist() == [7]
+    again = step([7, 8])
+    assert (again[0] == first[0]).all() and (again[1] != first[1]).all()
+    opened.vocabularies["words"].evict([7])
+    opened.enqueue({"ids": tf.constant([7])})
+    row = int(opened.vocabularies["words"].lookup(7))
+    slot = opened.slot_variables[config]["accumulators"]
+    assert (cases.rows_of(slot)[row] == 0.5).all()
+
+
+def test_keys_of_a_step_in_flight_are_not_evicted():
+    opened, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
+    opened.enqueue({"ids": tf.constant([7, 8])})
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="Key 8 cannot be evicted while a step in flight"):
+        opened.vocabularies["words"].evict([8])
+    opened.dequeue()
+    opened.apply_gradients({"ids": tf.zeros([2, 3])})
+    opened.vocabularies["words"].evict([8])
+    assert opened.vocabularies["words"].contains([7, 8]).numpy().tolist() == [
+        True, False]
+
+
+def test_a_step_that_finds_no_place_changes_none_of_the_tables():
+    words = cases.table(100, name="words")
+    ads = cases.table(8, name="ads")
+    opened = tlm.TPUEmbedding(
+        {"text": tpu.FeatureConfig(words), "ad": tpu.FeatureConfig(ads)},
+        tpu.SGD(0.1), vocabularies={
+            "words": tlm.OpenVocabulary(
+                100, admission="count", min_count=2),
+            "ads": tlm.OpenVocabulary(8, evict="none", on_full="error")})
+    opened.enqueue({"text": tf.range(40), "ad": tf.range(40) % 8})
+    opened.reset()
+    before = {name: cases.rows_of(variable)
+              for by_name in opened._variables.values()
+              for name, variable in by_name.items()}
+    with pytest.raises(
+            tf.errors.FailedPreconditionError,
+            match=r"Key 8 finds no place.*\(table 'ads'\)"):
+        opened.enqueue({"text": tf.range(60), "ad": tf.range(60) % 9})
+    after = {name: cases.rows_of(variable)
+             for by_name in opened._variables.values()
+             for name, variable in by_name.items()}
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, name)
+    opened.enqueue({"text": tf.range(60), "ad": tf.range(60) % 8})
+    opened.dequeue()
+
+
+def test_a_refused_batch_inserts_no_key():
+    opened, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
+    for _ in range(4):
+        opened.enqueue({"ids": tf.constant([1])})
+    with pytest.raises(tf.errors.FailedPreconditionError, match="4 steps are"):
+        opened.enqueue({"ids": tf.constant([2])})
+    opened.reset()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits"):
+        opened.enqueue({"ids": tf.RaggedTensor.from_row_splits(
+            tf.constant([2, 3]), [0, 2, 1], validate=False)})
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match="Feature 'ids': a key must not be -9223372036"):
+        opened.enqueue({"ids": tf.constant([2, -2**63])})
+    assert opened.vocabularies["words"].keys().numpy().tolist() == [1]
+
+
+def test_strings_and_integers_do_not_mix():
+    opened, _ = cases.embedding(
+        tlm.OpenVocabulary(8), tpu.SGD(0.1), features=("ids", "others"))
+    with pytest.raises(ValueError, match="all have integers or all have str"):
+        opened.enqueue({"ids": tf.constant([1]), "others": tf.constant(["a"])})
+    opened.enqueue({"ids": tf.constant([1]), "others": tf.constant([2])})
+    with pytest.raises(tf.errors.InvalidArgumentError, match=(
+            "keys of table 'words' must be integers, as those before. "
+            "Received: strings")):
+        opened.enqueue(
+            {"ids": tf.constant(["a"]), "others": tf.constant(["b"])})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Received: str"):
+        opened.vocabularies["words"].contains(["a"])
+    with pytest.raises(TypeError, match="must be integers"):
+        opened.enqueue(
+            {"ids": tf.constant([1.0]), "others": tf.constant([2])})
+    with pytest.raises(TypeError, match="`keys` must be integers that int64"):
+        opened.vocabularies["words"].lookup([1.5])
+
+
+def test_vocabularies_that_no_table_can_have():
+    words = tlm.OpenVocabulary(8)
+    config = cases.table(8)
+    other = cases.table(8, name="other", dim=5)
+    features = {"ids": tpu.FeatureConfig(config),
+                "others": tpu.FeatureConfig(other)}
+
+    def make(vocabularies, of=features):
+        return tlm.TPUEmbedding(of, tpu.SGD(0.1), vocabularies=vocabularies)
+
+    for vocabularies, message in (
+            ({"word": words}, "must name tables of the feature config"),
+            ({"words": words, config: tlm.OpenVocabulary(8)}, "a table once"),
+            ({"words": words, "other": words}, "of its own"),
+            ({"words": tlm.OpenVocabulary(9)}, "Received: 8 and 9")):
+        with pytest.raises(ValueError, match=message):
+            make(vocabularies)
+    for vocabularies in ([words], {"words": 8}):
+        with pytest.raises(TypeError, match="tlm.OpenVocabulary"):
+            make(vocabularies)
+
+
+def test_the_public_lookup_does_not_take_keys_for_rows():
+    opened, config = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
+    feature = {"ids": tpu.FeatureConfig(config)}
+    opened.build()
+    with pytest.raises(ValueError, match="must be of shape"):
+        tlm.serving_embedding_lookup(
+            {"ids": tf.constant([1])}, None, opened.embedding_tables, feature)
+    found = tlm.serving_embedding_lookup(
+        {"ids": tf.constant([1])}, None, opened.embedding_tables, feature,
+        vocabularies=opened.vocabularies)
+    assert (found["ids"].numpy() == 0).all()

@@ -1,0 +1,97 @@
+"""Layers whose tables take ids as they come, in both Keras."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_layoutmap as tlm
+from tests import strategies
+
+tpu = tf.tpu.experimental.embedding
+VERSIONS = [(keras, tlm.layers.TPUEmbedding),
+            (tf_keras, tlm.layers.tf_keras.TPUEmbedding)]
+
+
+def model_of(version, layer_class, dtype="string", **settings):
+    words = tpu.TableConfig(
+        100, 4, initializer=tf.random_uniform_initializer(-1.0, 1.0),
+        combiner="sum", name="words")
+    layer = layer_class(
+        {"text": tpu.FeatureConfig(words)}, tpu.Adagrad(0.5),
+        vocabularies={"words": tlm.OpenVocabulary(100, **settings)})
+    inputs = {"text": version.Input([3], dtype=dtype, name="text")}
+    outputs = version.layers.Dense(1, kernel_initializer="ones")(
+        layer(inputs)["text"])
+    model = version.Model(inputs, outputs)
+    model.compile(version.optimizers.SGD(0.01), "mse")
+    return model, layer
+
+
+def data(most=40, seed=0, dtype=str):
+    words = np.random.default_rng(seed).integers(0, most, [64, 3])
+    return ({"text": tf.constant(words.astype(dtype))},
+            tf.constant(words.sum(1, keepdims=True) / most, tf.float32))
+
+
+@pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
+def test_fit_takes_strings_as_they_come(tmp_path, version, layer_class):
+    model, layer = model_of(version, layer_class)
+    inputs, labels = data()
+    before = model.evaluate(inputs, labels, verbose=0)
+    assert layer.embedding.vocabularies["words"].stats()["num_keys"] == 0
+    model.fit(inputs, labels, batch_size=16, epochs=8, verbose=0)
+    stats = layer.embedding.vocabularies["words"].stats()
+    assert (stats["num_keys"], stats["step"]) == (
+        len(np.unique(inputs["text"])), 32)
+    assert stats["keys_are"] == "strings"
+    found = model.predict(inputs, verbose=0)
+    assert np.mean((found - labels) ** 2) < before / 2
+    model.predict(data(seed=5, most=90)[0], verbose=0)
+    model.evaluate(*data(seed=5, most=90), verbose=0)
+    assert layer.embedding.vocabularies["words"].stats() == stats
+    model.save(tmp_path / "model.keras")
+    loaded = version.models.load_model(tmp_path / "model.keras")
+    assert (loaded.predict(inputs, verbose=0) == found).all()
+    again, other = model_of(version, layer_class)
+    model.save_weights(tmp_path / "model.weights.h5")
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert (again.predict(inputs, verbose=0) == found).all()
+    assert other.embedding.vocabularies["words"].stats() == stats
+    # A table that goes on as the one that was saved.
+    for one in (model, again):
+        one.fit(*data(seed=7, most=60), batch_size=16, verbose=0,
+                shuffle=False)
+    assert (again.predict(inputs, verbose=0)
+            == model.predict(inputs, verbose=0)).all()
+
+
+@pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
+def test_a_file_with_ids_is_not_loaded_into_keys(
+        tmp_path, version, layer_class):
+    model, _ = model_of(version, layer_class)
+    model.save_weights(tmp_path / "model.weights.h5")
+    counted, _ = model_of(version, layer_class, admission="count", min_count=2)
+    with pytest.raises(ValueError, match="vocabulary_sketch"):
+        counted.load_weights(tmp_path / "model.weights.h5")
+
+
+def test_replicas_train_the_keys_of_one():
+    """All keys find a place here, so that only the order of rows differs."""
+    def train(num_replicas):
+        with strategies.mirrored(num_replicas).scope():
+            # Keras cannot divide strings among replicas.
+            model, layer = model_of(keras, tlm.layers.TPUEmbedding, "int64")
+        inputs, labels = data(dtype=np.int64)
+        model.fit(inputs, labels, batch_size=16, epochs=2, verbose=0,
+                  shuffle=False)
+        vocabulary = layer.embedding.vocabularies["words"]
+        keys = np.sort(vocabulary.keys().numpy())
+        rows = next(iter(layer.get_embedding_tables().values()))
+        return keys, tf.gather(rows, vocabulary.lookup(keys)).numpy()
+
+    (keys, rows), (expected_keys, expected) = train(2), train(1)
+    assert (keys == expected_keys).all()
+    # Means over two halves of a batch round otherwise.
+    np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)

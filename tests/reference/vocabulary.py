@@ -1,0 +1,275 @@
+"""An open vocabulary of a dict and lists: the reference of the core's."""
+
+import collections
+import math
+
+import numpy as np
+
+EMPTY = -2**63
+_MASK = 2**64 - 1
+
+
+def mix(bits: int) -> int:
+    """The finalizer of splitmix64."""
+    bits &= _MASK
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _MASK
+    return bits ^ bits >> 31
+
+
+def num_buckets_for(capacity: int) -> int:
+    """Buckets of 8 rows, a multiple of the number of segments."""
+    needed = -(-capacity // 8)
+    segments = num_segments(needed)
+    return -(-needed // segments) * segments
+
+
+def num_segments(num_buckets: int) -> int:
+    """The largest power of two, at most 64, that leaves each four buckets."""
+    segments = 1
+    while segments < 64 and 8 * segments <= num_buckets:
+        segments *= 2
+    return segments
+
+
+class Key:
+    """A key that has a row."""
+
+    def __init__(self, key: int, row: int, last_step: int, count: int):
+        self.key, self.row = key, row
+        self.last_step, self.count = last_step, count
+
+
+class Vocabulary:
+    """What `tf_layoutmap._native.Vocabulary` is, one key at a time."""
+
+    def __init__(self, capacity, *, admission="all", min_count=1,
+                 probability=1.0, evict="lru", half_life_steps=0, ttl_steps=0,
+                 fails_when_full=False, seed=0):
+        self.admission, self.min_count = admission, min_count
+        self.probability = probability
+        self.evicts, self.half_life = evict, half_life_steps
+        self.ttl, self.fails_when_full = ttl_steps, fails_when_full
+        self.seed = seed
+        self._set_size(capacity)
+
+    def _set_size(self, capacity):
+        self.num_buckets = num_buckets_for(capacity)
+        self.num_rows = 8 * self.num_buckets
+        self.per_segment = self.num_buckets // num_segments(self.num_buckets)
+        self.rows: list = [None] * self.num_rows  # Key or None.
+        self.known: dict[int, Key] = {}
+        self.num_cells = max(16 * self.per_segment, 256)
+        self.cells = collections.Counter()  # (segment, row, cell) -> count
+        self.seen = collections.Counter()  # segment -> sum
+
+    def bucket(self, key: int) -> int:
+        return (mix(key) >> 32) * self.num_buckets >> 32
+
+    def places(self, key: int) -> list[int]:
+        """The rows that a key may have, in the order they are looked at."""
+        first = self.bucket(key)
+        segment = first // self.per_segment * self.per_segment
+        return [8 * (segment + (first - segment + probe) % self.per_segment)
+                + lane for probe in range(min(4, self.per_segment))
+                for lane in range(8)]
+
+    def admit(self, keys, step, oldest_in_flight, pinned_rows=()):
+        """Returns what the core's does, without the number of probes."""
+        counts = collections.Counter(num_lookups=len(keys))
+        before = self._copy() if self.fails_when_full else None
+        missing: dict[int, int] = {}  # In the order of first occurrence.
+        for key in keys:
+            if key in self.known:
+                self._count_use(self.known[key], step)
+                counts["num_known"] += 1
+            else:
+                missing[key] = missing.get(key, 0) + 1
+        new = []
+        # sorted() is stable: inside a segment the order stays.
+        for key in sorted(missing, key=lambda key: self._segment(key)):
+            if not self._is_admitted(key, missing[key], step):
+                counts["num_rejected"] += 1
+                continue
+            row = self._place(key, step, oldest_in_flight, pinned_rows)
+            if row is None:
+                counts["num_full"] += 1
+                if self.fails_when_full:
+                    self.__dict__.update(before)
+                    raise RuntimeError(f"Key {key} finds no place")
+                continue
+            old = self.rows[row]
+            if old is not None:
+                del self.known[old.key]
+                counts["num_evicted"] += 1
+                counts["num_expired"] += self._is_expired(old, step)
+            self.rows[row] = self.known[key] = Key(
+                key, row, step, missing[key])
+            counts["num_admitted"] += 1
+            new.append((row, key, EMPTY if old is None else old.key))
+        return {"rows": self.find(keys), "new": new, **counts}
+
+    def find(self, keys) -> list[int]:
+        return [self.known[key].row if key in self.known else -1
+                for key in keys]
+
+    def evict(self, keys, oldest_in_flight, pinned_rows=()) -> list[int]:
+        gone = list(dict.fromkeys(key for key in keys if key in self.known))
+        for key in gone:
+            if self._is_in_use(self.known[key], oldest_in_flight, pinned_rows):
+                raise RuntimeError(f"Key {key} cannot be evicted")
+        return [self._free(self.known[key]) for key in gone]
+
+    def evict_expired(self, step, oldest_in_flight) -> list[int]:
+        return [self._free(one) for one in list(self.rows)
+                if one is not None and self._is_expired(one, step)
+                and not self._is_in_use(one, oldest_in_flight, ())]
+
+    def resize(self, capacity, step) -> list[tuple[int, int]]:
+        """Returns (from, to) of the keys that found a place."""
+        old = sorted(self.known.values(),
+                     key=lambda one: (-self._score(one, step), one.key))
+        self._set_size(capacity)
+        moves = []
+        for one in old:
+            row = next((row for row in self.places(one.key)
+                        if self.rows[row] is None), None)
+            if row is not None:
+                moves.append((one.row, row))
+                self.rows[row] = self.known[one.key] = Key(
+                    one.key, row, one.last_step, one.count)
+        return moves
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Keys, steps and counts by row."""
+        found = [one or Key(EMPTY, 0, 0, 0) for one in self.rows]
+        return {"keys": np.array([one.key for one in found], np.int64),
+                "last_step": np.array([one.last_step for one in found],
+                                      np.int32),
+                "count": np.array([one.count for one in found], np.int32)}
+
+    def _segment(self, key):
+        return self.bucket(key) // self.per_segment
+
+    def _count_use(self, one, step):
+        if one.last_step != step:
+            one.count = self._decayed(one, step)
+            one.last_step = step
+        one.count += 1
+
+    def _decayed(self, one, step):
+        if not self.half_life:
+            return one.count
+        return one.count >> min((step - one.last_step) // self.half_life, 31)
+
+    def _score(self, one, step):
+        return (one.last_step if self.evicts == "lru"
+                else self._decayed(one, step))
+
+    def _is_expired(self, one, step):
+        return bool(self.ttl) and step - one.last_step > self.ttl
+
+    def _is_in_use(self, one, oldest_in_flight, pinned_rows):
+        return one.last_step >= oldest_in_flight or one.row in pinned_rows
+
+    def _is_admitted(self, key, times, step):
+        if self.admission == "count":
+            return self._count_unknown(key, times) >= self.min_count
+        if self.admission == "probability":
+            bits = mix(mix(mix(self.seed) ^ key & _MASK) + step)
+            return bits >> 32 < int(self.probability * 2**32)
+        return True
+
+    def _count_unknown(self, key, times):
+        segment, bits = self._segment(key), mix(mix(key) + 0x9E3779B97F4A7C15)
+        cells = [(segment, 0, (bits & 2**32 - 1) * self.num_cells >> 32),
+                 (segment, 1, (bits >> 32) * self.num_cells >> 32)]
+        times = min(times, 255)
+        count = min(255, min(self.cells[cell] for cell in cells) + times)
+        for cell in cells:
+            self.cells[cell] = max(self.cells[cell], count)
+        self.seen[segment] += times
+        if 2 * self.seen[segment] >= self.num_cells:
+            self.seen[segment] = 0
+            for cell in self.cells:
+                if cell[0] == segment:
+                    self.cells[cell] >>= 1
+        return count
+
+    def _place(self, key, step, oldest_in_flight, pinned_rows):
+        places = self.places(key)
+        free = [row for row in places if self.rows[row] is None]
+        if free:
+            return free[0]
+        found = [one for one in (self.rows[row] for row in places)
+                 if not self._is_in_use(one, oldest_in_flight, pinned_rows)]
+        expired = [one for one in found if self._is_expired(one, step)]
+        if expired:
+            return min(expired, key=lambda one: (one.last_step, one.row)).row
+        if not found or self.evicts == "none":
+            return None
+        return min(found, key=lambda one: (self._score(one, step), one.row)).row
+
+    def _free(self, one):
+        del self.known[one.key]
+        self.rows[one.row] = None
+        return one.row
+
+    def _copy(self):
+        rows = [one and Key(one.key, one.row, one.last_step, one.count)
+                for one in self.rows]
+        return {"rows": rows, "cells": self.cells.copy(),
+                "seen": self.seen.copy(),
+                "known": {one.key: one for one in rows if one}}
+
+
+def first_values(kind: str, a: float, b: float, seed: int, keys,
+                 dim: int) -> np.ndarray:
+    """The first rows of keys, value by value."""
+    a, b = float(np.float32(a)), float(np.float32(b))
+    rows = np.empty([len(keys), dim], np.float32)
+    for i, key in enumerate(keys):
+        state = mix(mix(seed) ^ int(key) & _MASK)
+        for c in range(dim):
+            state = state + 0x9E3779B97F4A7C15 & _MASK
+            rows[i, c] = _value(kind, a, b, mix(state))
+    return rows
+
+
+def _value(kind, a, b, bits):
+    if kind == "constant":
+        return a
+    if kind == "uniform":
+        return a + (b - a) * ((bits >> 40) / 2**24)
+    symmetric = ((bits >> 12) + 0.5) * 2 / 2**52 - 1
+    if kind == "truncated_normal":
+        symmetric = 0.95449973610364158 * symmetric
+    return a + b * (1.4142135623730951 * _inverse_erf(symmetric))
+
+
+def _inverse_erf(x):
+    center = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06,
+              0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
+              1.50140941)
+    tails = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844,
+             0.00573950773, -0.0076224613, 0.00943887047, 1.00167406,
+             2.83297682)
+    w = -_log((1 - x) * (1 + x))
+    coefficients, w = (
+        (center, w - 2.5) if w < 5 else (tails, math.sqrt(w) - 3))
+    total = coefficients[0]
+    for one in coefficients[1:]:
+        total = total * w + one
+    return total * x
+
+
+def _log(x):
+    """The core's: it must not depend on the C library."""
+    mantissa, exponent = math.frexp(x)  # In [1/2, 1).
+    mantissa, exponent = 2 * mantissa, exponent - 1
+    root = 1.4142135623730951
+    s = (mantissa - root) / (mantissa + root)
+    total = 1.0 / 13
+    for n in range(11, 0, -2):
+        total = total * (s * s) + 1.0 / n
+    return 2 * s * total + (exponent + 0.5) * 0.69314718055994531

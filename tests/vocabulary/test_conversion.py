@@ -1,0 +1,104 @@
+"""Checkpoints of tables with keys, for another capacity."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.embedding.host import open_table_cases as cases
+from tf_layoutmap.vocabulary import state
+
+tpu = tf.tpu.experimental.embedding
+NAME = "some/words.1"
+
+
+def made(capacity, evict="lru", num_shards=1, **arguments):
+    config = cases.table(capacity, name=NAME)
+    found = tlm.TPUEmbedding(
+        {"ids": tpu.FeatureConfig(config)}, tpu.Adagrad(0.1),
+        vocabularies={NAME: tlm.OpenVocabulary(
+            capacity, evict=evict, **arguments)},
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+    found.build()
+    return found, config
+
+
+def train(embedding, keys):
+    embedding.enqueue({"ids": tf.constant(keys)})
+    found = embedding.dequeue()["ids"]
+    embedding.apply_gradients({"ids": found * 0.5 + 0.125})
+
+
+def contents(embedding, config, keys):
+    """Rows and accumulators of keys that have a row, by key."""
+    rows = embedding.vocabularies[NAME].lookup(keys).numpy()
+    table = cases.rows_of(embedding.embedding_tables[config])
+    slot = cases.rows_of(embedding.slot_variables[config]["accumulators"])
+    return {key: (*table[row], *slot[row])
+            for key, row in zip(keys.tolist(), rows) if row >= 0}
+
+
+@pytest.mark.parametrize(("capacity", "num_dropped"), [
+    (5000, 0), (300, 0), (64, None)])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
+    rng = np.random.default_rng(0)
+    old, config = made(300, admission="count", min_count=1, num_shards=2)
+    for step in range(20):
+        train(old, rng.integers(0, 20, 15) + step * 10)
+    keys = np.arange(300)
+    expected = contents(old, config, keys)
+    source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+    target = str(tmp_path / "new")
+    settings = tlm.OpenVocabulary(capacity, admission="count", min_count=1)
+    found = tlm.convert_vocabularies(source, target, {NAME: settings})[NAME]
+    assert found.num_kept + found.num_dropped == len(expected)
+    new, config = made(capacity, admission="count", min_count=1,
+                       num_shards=num_shards)
+    tf.train.Checkpoint(embedding=new).restore(target)
+    kept = contents(new, config, keys)
+    assert len(kept) == found.num_kept
+    assert kept == {key: expected[key] for key in kept}
+    stats = new.vocabularies[NAME].stats()
+    assert stats["step"] == old.vocabularies[NAME].stats()["step"]
+    if num_dropped is not None:
+        assert found.num_dropped == num_dropped
+    else:
+        # Those that were used last are there.
+        assert found.num_kept == 64
+        assert set(range(195, 210)) & set(expected) <= set(kept)
+        assert max(set(expected) - set(kept)) < 160
+    train(new, np.arange(1000, 1010))
+    assert new.vocabularies[NAME].contains(
+        np.arange(1000, 1010)).numpy().all()
+
+
+def test_what_cannot_be_converted(tmp_path):
+    old, _ = made(20)
+    source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+    with pytest.raises(ValueError, match="another prefix than `source`"):
+        tlm.convert_vocabularies(source, source, {})
+    with pytest.raises(TypeError, match="a mapping to tlm.OpenVocabulary"):
+        tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: 30})
+    with pytest.raises(ValueError, match="must name tables with keys, which"):
+        tlm.convert_vocabularies(source, str(tmp_path / "new"), {
+            "words": tlm.OpenVocabulary(30)})
+    assert not list(tmp_path.glob("new*"))
+
+
+def test_other_tensors_are_copied(tmp_path):
+    old, _ = made(20)
+    other = tf.Variable([1.0, 2.0])
+    source = tf.train.Checkpoint(embedding=old, other=other).save(
+        tmp_path / "old")
+    target = str(tmp_path / "new")
+    tlm.convert_vocabularies(
+        source, target, {NAME: tlm.OpenVocabulary(100)})
+    before, after = (dict(tf.train.list_variables(one))
+                     for one in (source, target))
+    assert before.keys() == after.keys()
+    changed = {name for name, shape in before.items() if shape != after[name]}
+    assert any(state.KEYS in name for name in changed)
+    assert not any("other" in name for name in changed)
+    assert tf.train.load_variable(
+        target, "other/.ATTRIBUTES/VARIABLE_VALUE").tolist() == [1.0, 2.0]

@@ -1,0 +1,96 @@
+"""Which tables take ids as they come.
+
+Pure: settings and initializers are read by their attributes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from tf_layoutmap.embedding.spec import config
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenTableSpec:
+    """What a table with an open vocabulary is, besides its `TableSpec`.
+
+    Attributes:
+      settings: The `OpenVocabulary`.
+      first_values: The `FirstValues` of its rows.
+    """
+
+    settings: Any
+    first_values: Any
+
+
+def with_vocabularies(
+    spec: config.EmbeddingSpec, table_configs: Sequence[Any],
+    vocabularies: Any, settings_class: type,
+    read_initializer: Any,
+) -> config.EmbeddingSpec:
+    """Returns the spec with the vocabularies that a user asks for.
+
+    Args:
+      spec: Whose tables are closed.
+      table_configs: The `TableConfig` of each of its tables.
+      vocabularies: From names of tables, or their `TableConfig`, to
+        `OpenVocabulary`; or None.
+      settings_class: `OpenVocabulary`.
+      read_initializer: `vocabulary.first_values.read_initializer`.
+
+    Raises:
+      TypeError: If it is no mapping to `OpenVocabulary`.
+      ValueError: If there is no such table, a table is named twice, a
+        vocabulary is given to two tables, or a table does not go with its
+        vocabulary; it names the table.
+    """
+    if vocabularies is None:
+        return spec
+    if not isinstance(vocabularies, Mapping):
+        raise TypeError(
+            "Argument `vocabularies` must be a mapping from names of tables "
+            f"to tlm.OpenVocabulary. Received: {vocabularies!r}.")
+    tables = list(spec.tables)
+    seen: dict[int, str] = {}
+    by_table = cast("Mapping[Any, Any]", vocabularies)
+    for key, settings in by_table.items():
+        index = _index_of(key, spec, table_configs)
+        table = tables[index]
+        if not isinstance(settings, settings_class):
+            raise TypeError(
+                "Argument `vocabularies` must hold tlm.OpenVocabulary. "
+                f"Received: {settings!r} (table {table.name!r}).")
+        if table.vocabulary is not None:
+            raise ValueError(
+                "Argument `vocabularies` must name a table once. Received: "
+                f"table {table.name!r} by its name and by its TableConfig.")
+        if id(settings) in seen:
+            raise ValueError(
+                "Each table must have a tlm.OpenVocabulary of its own, as its "
+                "keys and rows are one. Received: the same for tables "
+                f"{seen[id(settings)]!r} and {table.name!r}.")
+        seen[id(settings)] = table.name
+        if table.num_rows != settings.capacity:
+            raise ValueError(
+                "The `vocabulary_size` of a TableConfig must be the "
+                "`capacity` of its tlm.OpenVocabulary. Received: "
+                f"{table.num_rows} and {settings.capacity} (table "
+                f"{table.name!r}).")
+        tables[index] = dataclasses.replace(
+            table, num_rows=settings.num_rows, vocabulary=OpenTableSpec(
+                settings, read_initializer(
+                    table.initializer, seed=settings.seed, table=table.name,
+                    dtype=table.dtype)))
+    return dataclasses.replace(spec, tables=tuple(tables))
+
+
+def _index_of(key: Any, spec: config.EmbeddingSpec,
+              table_configs: Sequence[Any]) -> int:
+    for index, table in enumerate(spec.tables):
+        if key == table.name or key is table_configs[index]:
+            return index
+    raise ValueError(
+        "Argument `vocabularies` must name tables of the feature config, "
+        f"{[table.name for table in spec.tables]}. Received: {key!r}.")

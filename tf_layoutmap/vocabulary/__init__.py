@@ -1,0 +1,1 @@
+"""Open vocabularies: tables that take ids as they come."""

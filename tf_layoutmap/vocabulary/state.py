@@ -1,0 +1,207 @@
+"""What can be asked of the keys of one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _ops
+from tf_layoutmap.vocabulary import bucket_layout, key_tensors, stock_find
+from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+
+# The names of the variables, beside those of the table, in checkpoints.
+KEYS = "vocabulary_keys"
+LAST_STEPS = "vocabulary_last_steps"
+COUNTS = "vocabulary_counts"
+SKETCH = "vocabulary_sketch"
+SKETCH_SUMS = "vocabulary_sketch_sums"
+NUMBERS = "vocabulary_numbers"
+NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
+
+# What `NUMBERS` holds (cc/kernels/vocabulary/locked_vocabulary.h).
+NUMBERS_HELD = ("step", "kind", "num_lookups", "num_known", "num_probes",
+            "num_admitted", "num_rejected", "num_full", "num_evicted",
+            "num_expired")
+
+
+def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
+    """Returns all variables as the ops take them, shard by shard."""
+    return [shard for name in (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS,
+                               NUMBERS) if name in variables
+            for shard in shards_of(variables[name])]
+
+
+def shards_of(variable: Any) -> list[tf.Variable]:
+    """Returns the shards of a variable, one if it is not cut."""
+    return list(getattr(variable, "variables", None) or [variable])
+
+
+class Vocabulary:
+    """The keys of one table, as `embedding.vocabularies["words"]` shows them.
+
+    Attributes:
+      settings: The `OpenVocabulary` that it was made with.
+      name: The name of its table.
+    """
+
+    def __init__(
+        self, settings: OpenVocabulary, name: str, variables: dict[str, Any],
+        rows_in_flight: Callable[[], tuple[Any, Any]],
+    ):
+        """Takes the variables, which others own.
+
+        Args:
+          settings: What the variables were created with.
+          name: The name of its table.
+          variables: From `KEYS` and so on to the variables.
+          rows_in_flight: Returns the oldest step in flight, int32, and rows
+            that are in use besides, int64.
+        """
+        self.settings = settings
+        self.name = name
+        self._variables = variables
+        self._rows_in_flight = rows_in_flight
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({self.name!r}, {self.settings})"
+
+    @property
+    def key_variable(self) -> Any:
+        """The keys by place, `[num_buckets, 8]` int64; -2^63 where none is.
+
+        The row of a key is 8 times its bucket, and its place in it.
+        """
+        return self._variables[KEYS]
+
+    def lookup(self, keys: Any) -> tf.Tensor:
+        """Returns the row of each key, or -1.
+
+        It changes nothing: keys are not counted as used.
+
+        Args:
+          keys: Integers or strings, of any shape.
+
+        Returns:
+          int64, of that shape.
+
+        Raises:
+          TypeError: If keys are neither.
+          tf.errors.InvalidArgumentError: If they are strings where integers
+            were before, or the other way round.
+        """
+        found, kind = self._read_keys(keys)
+        with tf.control_dependencies(self._check_kind(kind)):
+            return self._find(found)
+
+    def contains(self, keys: Any) -> tf.Tensor:
+        """Returns whether each key has a row; see `lookup`."""
+        return self.lookup(keys) >= 0
+
+    def rows_by_stock_ops(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the row of each key, that of unknown keys where it has none.
+
+        By TensorFlow's own operations, for graphs that are exported.
+
+        Args:
+          keys: `[num_keys]` int64, strings hashed.
+        """
+        return stock_find.find_rows(
+            self.key_variable, self.settings.num_buckets, keys)
+
+    def keys(self) -> tf.Tensor:
+        """Returns all keys that have a row, `[num_keys]` int64, by row.
+
+        Of strings, the hashes: the strings are not kept.
+        """
+        stored = tf.reshape(tf.convert_to_tensor(self.key_variable), [-1])
+        return tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what the vocabulary holds, and what there was so far.
+
+        Returns:
+          `num_keys`, `num_rows` that keys may have, and `load`, their ratio;
+          `step`: training steps so far; and of these `num_lookups`,
+          `num_known` of them that had a row, `num_probes`: buckets looked
+          into, `num_admitted`: keys that got a row, `num_rejected`: that were
+          not admitted, each once a step, `num_full`: that found no place,
+          `num_evicted`: that gave their row away, and `num_expired` of these;
+          `share_known`: of lookups, None before the first; `keys_are`:
+          `"integers"`, `"strings"` or None.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError("`stats` must be called outside tf.function.")
+        numbers = self._variables[NUMBERS].numpy().tolist()
+        found = dict(zip(NUMBERS_HELD, numbers))
+        num_rows = self.settings.num_rows - 1
+        num_keys = sum(
+            int(tf.math.count_nonzero(one != bucket_layout.EMPTY_KEY))
+            for one in shards_of(self.key_variable))
+        kind = key_tensors.KINDS.get(found.pop("kind"))
+        lookups = found["num_lookups"]
+        return {
+            "num_keys": num_keys, "num_rows": num_rows,
+            "load": num_keys / num_rows, **found,
+            "share_known": found["num_known"] / lookups if lookups else None,
+            "keys_are": kind}
+
+    def evict(self, keys: Any) -> tf.Tensor:
+        """Takes the rows of keys away.
+
+        Args:
+          keys: Integers or strings, of any shape; unknown ones are ignored.
+
+        Returns:
+          The keys that had a row, `[num_evicted]` int64.
+
+        Raises:
+          TypeError: If keys are neither.
+          tf.errors.InvalidArgumentError: As of `lookup`.
+          tf.errors.FailedPreconditionError: If a step in flight uses the row
+            of a key; then none is evicted.
+        """
+        found, kind = self._read_keys(keys)
+        with tf.control_dependencies(self._check_kind(kind)):
+            return self._evict(found, expired=False)
+
+    def evict_expired(self) -> tf.Tensor:
+        """Takes the rows of all keys away that `ttl_steps` have passed for.
+
+        Without it they leave when another key needs their row. Rows that a
+        step in flight uses stay.
+
+        Returns:
+          The keys, `[num_evicted]` int64, by row.
+        """
+        return self._evict(tf.zeros([0], tf.int64), expired=True)
+
+    def _evict(self, keys: tf.Tensor, *, expired: bool) -> tf.Tensor:
+        oldest_step, pinned_rows = self._rows_in_flight()
+        return _ops.evict_keys(
+            state=[one.handle for one in in_order_of_ops(self._variables)],
+            offsets=self._offsets(), keys=keys, oldest_step=oldest_step,
+            pinned_rows=pinned_rows, expired=expired, table=self.name,
+            **self.settings.policy()).evicted
+
+    def _find(self, keys: tf.Tensor) -> tf.Tensor:
+        return _ops.find_keys(
+            shards=[one.handle for one in shards_of(self.key_variable)],
+            offsets=self._offsets(), keys=keys, table=self.name)
+
+    def _offsets(self) -> Sequence[int]:
+        return bucket_layout.bucket_partition(
+            self.settings.num_buckets,
+            len(shards_of(self.key_variable))).offsets
+
+    def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
+        return key_tensors.read_keys(keys, f"table {self.name!r}")
+
+    def _check_kind(self, kind: int) -> list[tf.Operation]:
+        known = self._variables[NUMBERS][1]
+        check = tf.debugging.Assert(
+            (known == 0) | (known == kind),
+            [f"The keys of table '{self.name}' must be of the kind of those "
+             f"before. Received: {key_tensors.KINDS[kind]}."])
+        return [] if check is None else [check]
