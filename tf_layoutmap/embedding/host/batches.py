@@ -92,9 +92,10 @@ class BatchReader:
         """Returns the inputs of one replica, in the order of the features."""
         if packed_ids.is_packed(features, self._feature_config):
             packed = packed_ids.read(features, weights, self._feature_config)
-            if not self._replicas.has_processes:
+            if not (self._replicas.has_processes or
+                    self._shapes.has_open_tables):
                 return self._shapes.check_packed(packed)
-            # Processes gather features one by one.
+            # Processes gather, and keys get rows, feature by feature.
             ids, factors = packed_ids.unpack(self._shapes.features, packed)
             return [self._shapes.read_input(index, *one)
                     for index, one in enumerate(zip(ids, factors))]

@@ -109,6 +109,11 @@ class StepShapes:
         """The features as the engine has them."""
         return self._features
 
+    @property
+    def has_open_tables(self) -> bool:
+        """Whether ids of some tables are keys."""
+        return self._spec.has_open_tables
+
     def check_packed(
         self, packed: packed_ids.PackedIds,
     ) -> packed_ids.PackedIds:
