@@ -60,14 +60,16 @@ def judge(found: Check, close: float, rounding) -> None:
     Args:
       found: The check, with its difference.
       close: What needs no reason.
-      rounding: Measures, when it is called, how much is rounding.
+      rounding: Measures, when it is called, how much is rounding; infinity
+        where all of it is known to be.
     """
     if found.difference is None or found.difference <= close:
         return
     most = rounding()
     if found.difference <= most:
-        say("REASON", sentence="rounding, which the model amplifies, "
-            f"explains {most:.0e}")
+        say("REASON", sentence="rounding, which the model amplifies" + (
+            f", explains {most:.0e}" if np.isfinite(most) else
+            ": in float64 they agree to 1e-12"))
         return
     found.status = "differs"
     found.sentence = (f"by {found.difference:.1e}; rounding explains "

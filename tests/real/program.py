@@ -14,7 +14,12 @@ from tests.real.compare import (
     warnings_reported,
     without_mesh,
 )
-from tests.real.rounding import CLOSE_IN_FLOAT64, MOST, allowed, in_float64
+from tests.real.rounding import (
+    CLOSE_IN_FLOAT64,
+    ROUNDING_ALONE,
+    allowed,
+    in_float64,
+)
 
 # What a program returns: its losses, and its models.
 Trained = tuple[Sequence[float], Sequence[keras.layers.Layer]]
@@ -59,7 +64,7 @@ def _run(case: ProgramCase) -> None:
         if found.difference <= most:
             return most
         with in_float64():
-            return MOST if losses_differ_by(
+            return ROUNDING_ALONE if losses_differ_by(
                 _from_start(case.program)[0],
                 _on_mesh(case, layouts)[0]) < CLOSE_IN_FLOAT64 else most
 

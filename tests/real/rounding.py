@@ -23,7 +23,9 @@ MOST = 1e-4
 FACTOR = 10
 # Where the last bits happen to fall matters as well.
 TIMES = 3
+# What differs by less in float64 differs by rounding alone in float32.
 CLOSE_IN_FLOAT64 = 1e-12
+ROUNDING_ALONE = float("inf")
 
 _RANDOM = tuple(getattr(package.initializers, name)
                 for package in (keras, tf_keras) for name in (

@@ -36,6 +36,10 @@ class Writer(keras.Sequential):
         return tf.while_loop(lambda i, _: i < last, step, (1, tokens))[1]
 
 
+    def once(self, tokens):
+        return self(tokens)
+
+
 def make():
     return Writer([
         keras.Input((6,), dtype="int32"), L.Embedding(16, 8, name="d1"),
@@ -79,8 +83,8 @@ def test_it_is_refused_and_told_once(recwarn):
 
     for _ in range(3):
         results_of(model, write)
-    # The loop's body once for the trace that is refused, once for the other.
-    assert len(traces) == 2
+    # As for one device, for the mesh, and whole.
+    assert len(traces) == 3
     assert len([w for w in recwarn
                 if w.category is tlm.layout.LayoutMapWarning]) == 1
 
@@ -160,8 +164,12 @@ def test_a_strict_map_refuses():
         model = make()
     with pytest.raises(
             UnsupportedByDTensorError,
-            match="divide a Split operation .* function 'write' needs one"):
+            match="function 'write' computes: it does not know the number of "):
         results_of(model)
+    with pytest.raises(
+            UnsupportedByDTensorError,
+            match="divide a Split operation .* function 'once' needs one"):
+        tf.function(model.once)(tokens())
 
 
 def test_other_errors_are_as_they_were():

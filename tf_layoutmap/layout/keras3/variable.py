@@ -14,7 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
+from tf_layoutmap.layout.mesh import (
+    own_trace,
+    pinning,
+    trace_context,
+    transfer,
+)
 from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 from tf_layoutmap.layout.plan import assignments, layer_limits
 from tf_layoutmap.layout.variables import gathered_reads
@@ -74,10 +79,14 @@ class MeshVariable(keras.Variable):
         """
         self._initialize_if_pending()
         value = super().value
-        reads = gathered_reads.now()
-        if self._value is None or _keras_private.calling_layer() is None:
+        if self._value is None:
             return value
-        if reads is not None and not self._mesh_context.layout_map.strict:
+        own_trace.needs_mesh(self._value.layout.mesh,
+                             self._mesh_context.layout_map.strict)
+        if _keras_private.calling_layer() is None:
+            return value
+        reads = gathered_reads.now()
+        if reads is not None:
             return tf.cast(reads.read(self._value), value.dtype)
         if not trace_context.traced_for_mesh():
             return value

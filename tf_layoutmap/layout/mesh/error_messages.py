@@ -131,16 +131,18 @@ def _sentence(error: str, model: Any, kind: str,
                     f"it needs one to {kind}")
 
 
-def of_function(name: str, error: str) -> UnsupportedByDTensorError:
+def of_function(name: str, error: str, why: str) -> UnsupportedByDTensorError:
     """Returns the error of a function of a user that DTensor refuses.
 
     Args:
       name: Of the function.
-      error: What DTensor's compiler said.
+      error: What DTensor's compiler said, if it was asked.
+      why: What cannot be divided.
     """
     return UnsupportedByDTensorError(_refusal(
         error, f"as the layouts of weights ask for; function {name!r} needs "
-        "one"))
+        "one") or f"DTensor cannot divide what function {name!r} computes: "
+        f"{why}.")
 
 
 def _refusal(error: str, of_what: str) -> str | None:

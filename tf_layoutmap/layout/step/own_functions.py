@@ -1,26 +1,38 @@
-"""A user's `tf.function` that DTensor refuses: traced again, computed whole.
+"""A user's `tf.function` that reads weights on a mesh: traced for that mesh.
 
 `generate` of keras-hub's models is one, and so is the step of a loop of one's
-own. DTensor refuses while it compiles, before anything is computed.
+own. What DTensor cannot divide of it is not known before it compiles, so then
+the function is traced once more, and all of it is computed whole.
 """
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import error_messages
+from tf_layoutmap.layout.mesh import (
+    batches,
+    error_messages,
+    graph_optimizer,
+    own_trace,
+    trace_context,
+)
+from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.own_trace import Stage, TraceAgain
 from tf_layoutmap.layout.step import computed_whole_report, retraced_function
 from tf_layoutmap.layout.variables.gathered_reads import GatheredReads
 
-# The attribute of a function with the one that is called in its place.
-_WHOLE = "_layoutmap_computed_whole"
+dtensor = tf.experimental.dtensor
+
+# The attribute of a function with what is called in its place.
+_RUN = "_layoutmap_run"
 
 
 def call(original: Callable[..., Any], function: Any, *args: Any,
          **kwargs: Any) -> Any:
-    """Calls a `tf.function`; computes it whole if DTensor refuses it.
+    """Calls a `tf.function`; on a mesh if it reads weights that are there.
 
     Args:
       original: `Function.__call__`.
@@ -34,45 +46,94 @@ def call(original: Callable[..., Any], function: Any, *args: Any,
     """
     if not tf.executing_eagerly() or retraced_function.is_of_a_step(function):
         return original(function, *args, **kwargs)
-    whole = getattr(function, _WHOLE, None)
-    if whole is not None:
-        return whole(original, args, kwargs)
-    try:
-        return original(function, *args, **kwargs)
-    except tf.errors.OpError as error:
-        finding = error_messages.finding_of(str(error))
-        if finding is None:
-            raise
-        whole = _Whole(function, finding)
-        try:
-            outputs = whole(original, args, kwargs)
-        except Exception:
-            # What it was refused for first is what the user can change.
-            raise error_messages.of_function(whole.name, str(error)) from error
-    whole.warn()
-    setattr(function, _WHOLE, whole)
+    run = getattr(function, _RUN, None)
+    if run is None:
+        mesh = trace_context.mesh_of_operation()
+        if mesh is None:
+            try:
+                with own_trace.at(Stage.UNKNOWN):
+                    return original(function, *args, **kwargs)
+            except TraceAgain as found:
+                run = _OnMesh(original, function, found.mesh, found.is_strict)
+                # The trace that was ended stays with the original.
+                run.copy = function._clone(None)
+        else:
+            run = _OnMesh(original, function, mesh, is_strict=False)
+    outputs = run(args, kwargs)
+    setattr(function, _RUN, run)
     return outputs
 
 
-class _Whole:
-    """A function whose copy is traced with all weights gathered."""
+class _OnMesh:
+    """A function for a mesh: divided as long as DTensor can do it."""
 
-    def __init__(self, function: Any, finding: str):
-        self.name = getattr(function.python_function, "__name__", "function")
-        self.finding = finding
-        self.reads = GatheredReads()
-        # The trace that was refused stays with the original.
-        self._copy = function._clone(None)
+    def __init__(self, original: Callable[..., Any], function: Any, mesh: Mesh,
+                 is_strict: bool):
+        self._original = original
+        self._function = function
+        self._mesh = mesh
+        self._is_strict = is_strict
+        self._name = getattr(
+            function.python_function, "__name__", "function")
+        self.copy = function
+        self._reads: GatheredReads | None = None
 
-    def __call__(self, original: Callable[..., Any], args: Any,
-                 kwargs: Any) -> Any:
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        if trace_context.mesh_of_operation() is not None:
+            # The user has said so, and takes results as they come.
+            return self._run(args, kwargs, None)
+        return tf.nest.map_structure(
+            batches.readable, self._run(args, kwargs, self._mesh))
+
+    def _run(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
+        if self._reads is None:
+            try:
+                return self._run_divided(args, kwargs, mesh)
+            except TraceAgain as found:
+                why, error = found.why or "", None
+            except tf.errors.OpError as raised:
+                finding = error_messages.finding_of(str(raised))
+                if finding is None:
+                    raise
+                why, error = finding, raised
+            return self._run_first_time_whole(args, kwargs, why, error)
+        return self._run_whole(self._reads, self.copy, args, kwargs)
+
+    def _run_divided(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
+        if mesh is None:
+            return self._original(self.copy, *args, **kwargs)
+        with trace_context.default_mesh(mesh), own_trace.at(
+                Stage.ON_MESH, self._is_strict):
+            return self._original(self.copy, *args, **kwargs)
+
+    def _run_whole(self, reads: GatheredReads, function: Any, args: Any,
+                   kwargs: Any) -> Any:
         args, kwargs = retraced_function.whole_arguments(args, kwargs)
-        with self.reads.applied():
-            return original(self._copy, *args, **kwargs)
+        with _mesh_only(self._mesh), own_trace.at(Stage.WHOLE), reads.applied():
+            return self._original(function, *args, **kwargs)
 
-    def warn(self) -> None:
-        found = computed_whole_report.all_of(self.reads, self.finding)
+    def _run_first_time_whole(self, args: Any, kwargs: Any, why: str,
+                              error: Any) -> Any:
+        refusal = error_messages.of_function(self._name, str(error), why)
+        if self._is_strict:
+            raise refusal from error
+        reads, function = GatheredReads(), self._function._clone(None)
+        try:
+            outputs = self._run_whole(reads, function, args, kwargs)
+        except Exception:
+            # What it was refused for first is what the user can change.
+            raise refusal from error
+        self._reads, self.copy = reads, function
         warnings.warn(
-            f"DTensor cannot divide what function {self.name!r} computes. "
-            f"Every device computes {found}.",
-            error_messages.LayoutMapWarning, stacklevel=5)
+            f"DTensor cannot divide what function {self._name!r} computes. "
+            "Every device computes "
+            f"{computed_whole_report.all_of(reads, why)}.",
+            error_messages.LayoutMapWarning, stacklevel=6)
+        return outputs
+
+
+@contextlib.contextmanager
+def _mesh_only(mesh: Mesh) -> Iterator[None]:
+    """TensorFlow's own `default_mesh`: nothing is known to be divided."""
+    with dtensor.default_mesh(mesh), graph_optimizer.switched_off():
+        yield

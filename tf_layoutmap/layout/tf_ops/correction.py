@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import pinning, trace_context
+from tf_layoutmap.layout.mesh import own_trace, pinning, trace_context
 
 dtensor = tf.experimental.dtensor
 
@@ -32,7 +32,7 @@ def correct(original: Callable[..., Any],
             applies = any(map(_on_mesh, (*args, *kwargs.values())))
         else:
             mesh = trace_context.mesh_of_operation()
-            applies = mesh is not None
+            applies = mesh is not None and not own_trace.is_whole()
         if not applies:
             return original(*args, **kwargs)
         return ours(mesh, *args, **kwargs)

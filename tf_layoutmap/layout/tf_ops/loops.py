@@ -14,7 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
-from tf_layoutmap.layout.mesh import error_messages, trace_context
+from tf_layoutmap.layout.mesh import (
+    error_messages,
+    own_trace,
+    trace_context,
+)
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.tf_ops.known_values import evaluated
 from tf_layoutmap.layout.tf_ops.unrolled_array import (
@@ -34,9 +38,10 @@ def while_loop(original: Callable[..., Any], cond: Callable[..., Any],
                body: Callable[..., Any], loop_vars: Any,
                **options: Any) -> Any:
     """`tf.while_loop`; on a mesh unrolled."""
-    if _mesh_now() is None:
+    mesh = _mesh_now()
+    if mesh is None:
         return original(cond, body, loop_vars, **options)
-    return _unrolled(original, cond, body, loop_vars, **options)
+    return _unrolled(mesh, original, cond, body, loop_vars, **options)
 
 
 def array_for_graphs(original: type, ours: Any) -> type:
@@ -57,12 +62,13 @@ def array_for_graphs(original: type, ours: Any) -> type:
 
 
 def _mesh_now() -> Mesh | None:
-    return None if tf.executing_eagerly() else (
+    return None if tf.executing_eagerly() or own_trace.is_whole() else (
         trace_context.mesh_of_operation())
 
 
-def _unrolled(original: Callable[..., Any], cond: Callable[..., Any],
-              body: Callable[..., Any], loop_vars: Any, *,
+def _unrolled(mesh: Mesh, original: Callable[..., Any],
+              cond: Callable[..., Any], body: Callable[..., Any],
+              loop_vars: Any, *,
               maximum_iterations: Any = None,
               return_same_structure: bool = True, **options: Any) -> Any:
     most = None if maximum_iterations is None else evaluated(maximum_iterations)
@@ -72,6 +78,9 @@ def _unrolled(original: Callable[..., Any], cond: Callable[..., Any],
     more = (evaluated(cond(*values)) if maximum_iterations is None or
             most is not None else None)
     if more is None:
+        # DTensor loses layouts at the entry of a body.
+        own_trace.cannot_be_divided(
+            mesh, "it does not know the number of steps of a loop")
         if has_arrays:
             raise error_messages.UnsupportedByDTensorError(unknown_steps())
         return original(
