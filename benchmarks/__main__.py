@@ -13,6 +13,7 @@ from benchmarks import (
     embedding_step,
     mesh_embedding,
     model_creation,
+    serving,
     sharded_embedding,
     sharded_variable,
     workloads,
@@ -30,6 +31,7 @@ _DISTRIBUTIONS = flags.DEFINE_multi_enum(
 _BENCHMARKS = {"embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
                "model_creation": model_creation.report,
+               "serving": serving.report,
                "sharded_embedding": sharded_embedding.report,
                "sharded_variable": sharded_variable.report}
 
