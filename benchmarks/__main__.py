@@ -16,6 +16,7 @@ from benchmarks import (
     model_creation,
     open_vocabulary,
     picture,
+    serving,
     sharded_embedding,
     sharded_variable,
     workloads,
@@ -37,6 +38,7 @@ _BENCHMARKS = {"embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
                "model_creation": model_creation.report,
                "open_vocabulary": open_vocabulary.report,
+               "serving": serving.report,
                "sharded_embedding": sharded_embedding.report,
                "sharded_variable": sharded_variable.report}
 

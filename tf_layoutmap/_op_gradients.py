@@ -78,7 +78,8 @@ def register(ops: Any) -> None:
         """
         shard_index, _, ids = op.inputs
         num_rows, dim = op.get_attr("num_rows"), op.get_attr("dim")
-        owners = tf.cast(ids, tf.int64) // (num_rows // gradient.shape[0])
+        # Rounded up, as the shards are: the last may have padding.
+        owners = tf.cast(ids, tf.int64) // -(-num_rows // gradient.shape[0])
         from_owner = tf.equal(
             tf.cast(shard_index, tf.int64), owners[tf.newaxis, :, tf.newaxis])
         values = tf.reduce_sum(

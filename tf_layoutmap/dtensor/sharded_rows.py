@@ -54,7 +54,8 @@ def _shard_index(mesh: dtensor.Mesh, axis: str) -> tf.Tensor:
 
 
 def lookup(table: dtensor.DVariable, ids: tf.Tensor, *,
-           name: str | None = None) -> tf.Tensor:
+           name: str | None = None,
+           num_rows: int | None = None) -> tf.Tensor:
     """The rows of `ids`; a tape gets one `tf.IndexedSlices` for the table.
 
     Args:
@@ -62,6 +63,8 @@ def lookup(table: dtensor.DVariable, ids: tf.Tensor, *,
         dimension, its columns whole.
       ids: `[num_ids]` int32 or int64 DTensor of the table's mesh.
       name: Of the table, in errors; None for that of the variable.
+      num_rows: Rows that ids may name; what is behind them is padding. None
+        for all.
 
     Returns:
       `[num_ids, dim]`, replicated.
@@ -80,7 +83,8 @@ def lookup(table: dtensor.DVariable, ids: tf.Tensor, *,
     _tf_private.variable_accessed(table)
     partial = _ops.lookup_shard(
         shard_index=_shard_index(mesh, axis), shard=table.handle, ids=ids,
-        dim=table.shape[1], num_rows=table.shape[0], table=name or table.name)
+        dim=table.shape[1], num_rows=num_rows or table.shape[0],
+        table=name or table.name)
     partial = dtensor.relayout(partial, dtensor.Layout(
         [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh))
     return dtensor.relayout(
@@ -91,6 +95,7 @@ def update(
     table: dtensor.DVariable, slots: Sequence[dtensor.DVariable],
     ids: tf.Tensor, gradients: tf.Tensor, *, optimizer: str,
     hyperparameters: tf.Tensor, name: str | None = None,
+    num_rows: int | None = None,
 ) -> None:
     """One optimizer step on the rows of `ids`, those of equal ids summed.
 
@@ -102,6 +107,7 @@ def update(
       optimizer: `"sgd"`, `"adagrad"`, `"adam"`, ...; docs/ops.md has them.
       hyperparameters: `[k]` float32, replicated: the numbers of the rule.
       name: As in `lookup`.
+      num_rows: As in `lookup`.
 
     Raises:
       ValueError: If a layout differs.
@@ -122,4 +128,4 @@ def update(
         gradients=dtensor.relayout(
             gradients, dtensor.Layout.replicated(mesh, 2)),
         hyperparameters=hyperparameters, optimizer=optimizer,
-        num_rows=table.shape[0], table=name or table.name)
+        num_rows=num_rows or table.shape[0], table=name or table.name)

@@ -29,8 +29,8 @@ def export(
     """Writes a SavedModel of TensorFlow's own operations only.
 
     It is served by TensorFlow Serving or `tf.saved_model.load`, where this
-    package need not be installed. Tables are written block by block, so that
-    writing takes the memory of a block, whatever their size.
+    package need not be installed. Tables are read, packed and written block by
+    block: 16 MB at a time, or a 256th of a table beyond 4 GB.
 
     >>> import tempfile
     >>> import tensorflow as tf

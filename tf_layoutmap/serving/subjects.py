@@ -87,7 +87,9 @@ def _holder_of(one: Any) -> Holder | None:
 
 def _variable_of(rows: Any) -> Any:
     """The DVariable of a weight on a mesh; else the table itself."""
-    return rows.value if isinstance(rows, keras.Variable) else rows
+    if not isinstance(rows, keras.Variable):
+        return rows
+    return getattr(rows, "divided_value", rows.value)
 
 
 def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:

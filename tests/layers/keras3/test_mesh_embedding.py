@@ -356,16 +356,6 @@ def test_divided_rows_without_an_optimizer_are_refused():
         on_mesh(mesh_of(batch=2, model=2), None)
 
 
-def test_rows_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="words.embeddings .7, 2.*does not "
-                       "divide: use a multiple of 2"):
-        with scope(mesh_of(batch=2, model=2)):
-            keras.Sequential([
-                keras.Input([2], dtype="int64"),
-                tlm.layers.ShardedEmbedding(
-                    7, 2, optimizer="sgd", name="words")])
-
-
 @pytest.mark.parametrize("options", [
     dict(num_shards=2),
     dict(partitioner=tlm.partitioners.FixedShardsPartitioner(2))])

@@ -25,6 +25,9 @@ from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 class TableWeight(TrainsItself, keras.Variable):
     """A whole table, trained by a `RowOptimizer`."""
 
+    # On a mesh; a layout map asks before there is one.
+    pads_rows = True
+
     def __init__(self, make_table: Callable[[], ShardedVariable],
                  shape: tuple[int, int], *, optimizer: RowOptimizer,
                  name: str = "embeddings"):

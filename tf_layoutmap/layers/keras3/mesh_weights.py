@@ -13,13 +13,17 @@ from tf_layoutmap.layers.keras3.self_training import TrainsItself
 from tf_layoutmap.layout.keras3 import move_state
 from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.mesh.layouts import Layout
+from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
 
 class MeshTableWeight(TrainsItself, MeshVariable):
     """A whole table on a mesh, trained by a `RowOptimizer`."""
+
+    pads_rows = True
 
     def __init__(self, context: MeshContext, owner: Any,
                  initializer: Callable[..., Any], shape: tuple[int, int], *,
@@ -56,6 +60,14 @@ class MeshTableWeight(TrainsItself, MeshVariable):
                 f"gradient_accumulation_steps={steps} (weight {self.path!r}).")
         return super().value
 
+    def assign(self, value: Any) -> Any:
+        """Takes a step inside an optimizer's `apply`; else writes `value`."""
+        if (_keras_private.applying_optimizer() is not None
+                and isinstance(self._value, PaddedVariable)
+                and isinstance(value, tf.Tensor)):
+            value = value[:self.shape[0]]  # Not that of the padding.
+        return super().assign(value)
+
     def _write(self, value: Any) -> Any:
         return MeshVariable.assign(self, value)
 
@@ -87,13 +99,15 @@ class MeshTable:
         weight = self._weight
         sharded_rows.update(
             weight.value, [slot.value for slot in slots], ids, gradients,
-            optimizer=optimizer, name=weight.path,
+            optimizer=optimizer, name=weight.path, num_rows=weight.shape[0],
             hyperparameters=dtensor.relayout(
                 hyperparameters, dtensor.Layout.replicated(weight.mesh, 1)))
 
 
 class _Slot(MeshVariable):
     """Starts as one number everywhere, filled in on each device."""
+
+    pads_rows = True
 
     def __init__(self, table: MeshTableWeight, name: str, initial: float):
         _belong(self, table._mesh_context, table._mesh_owner)
@@ -117,7 +131,8 @@ class _Slot(MeshVariable):
             self._initializer = keras.initializers.Constant(value)
             return
         shards = [tf.fill(shard.shape, tf.cast(value, shard.dtype))
-                  for shard in dtensor.unpack(self._value.read_value())]
+                  for shard in dtensor.unpack(
+                      transfer.read_divided(self._value))]
         self._value.assign(dtensor.pack(shards, self._value.layout))
 
 

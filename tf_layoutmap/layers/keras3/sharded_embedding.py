@@ -204,14 +204,18 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         elif _tf_private.in_save_context() or (
                 not ids.shape.is_fully_defined()):
             # DTensor compiles no sizes that it does not know: an export.
-            rows = stock_lookup.gather([self._embeddings.value], ids,
-                                       self.name)
+            rows = stock_lookup.gather(
+                [self._variable_on_mesh()], ids, self.name, self.input_dim)
         elif self.optimizer:
             rows = embedding_rows.lookup(self._embeddings, ids)
         else:
             rows = stock_lookup.gather_with_dense_gradient(
                 self._embeddings.value, ids)
         return tf.cast(rows, self.compute_dtype)
+
+    def _variable_on_mesh(self) -> Any:
+        return (self._embeddings.divided_value if self.optimizer else
+                self._embeddings.value)
 
     # Shapes and masks, as of keras.layers.Embedding.
 

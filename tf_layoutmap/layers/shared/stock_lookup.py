@@ -9,19 +9,23 @@ from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.shards import known_size
 
 
-def gather(shards: Sequence[tf.Variable], ids: tf.Tensor,
-           name: str) -> tf.Tensor:
+def gather(shards: Sequence[tf.Variable], ids: tf.Tensor, name: str,
+           num_rows: int | None = None) -> tf.Tensor:
     """Returns the rows of `ids`, in their order.
 
     Args:
       shards: Contiguous blocks of rows, in order.
       ids: Any shape, int32 or int64: global rows.
       name: Whose rows, for the message about an id that is outside.
+      num_rows: Rows of a single shard that ids may name; None for all.
 
     Returns:
       Shape `ids.shape + [dim]`.
     """
-    partition = RowPartition.from_sizes([known_size(shard) for shard in shards])
+    sizes = [known_size(shard) for shard in shards]
+    if num_rows is not None and len(shards) == 1:
+        sizes = [num_rows]  # What is behind them is padding.
+    partition = RowPartition.from_sizes(sizes)
     flat_ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
     inside = tf.reduce_all((flat_ids >= 0) & (flat_ids < partition.num_rows))
     check = tf.debugging.Assert(inside, [

@@ -42,7 +42,7 @@ def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
         for start, shard in zip(table.partition.offsets, table.variables):
             yield (slice(start, start + known_size(shard)),), shard.numpy
         return
-    value = table.value.read_value()
+    value = transfer.read_divided(table.divided_value)
     layout = table.layout
     if layout.mesh.num_local_devices() < layout.mesh.size:
         # Other processes hold the rest.
@@ -53,7 +53,9 @@ def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
     shards = {tuple((s.start, s.stop) for s in index): (index, shard)
               for index, shard in zip(indices, dtensor.unpack(value))}
     for index, shard in shards.values():
-        yield index, shard.numpy
+        # What is behind the rows of the table is padding.
+        size = index[0].stop - index[0].start
+        yield index, lambda shard=shard, size=size: shard.numpy()[:size]
 
 
 def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
@@ -68,15 +70,11 @@ def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
             shard.assign(tf.cast(
                 value[start:start + known_size(shard)], shard.dtype))
         return
-    parts: dict[tuple, np.ndarray] = {}
-    components = []
-    for index in transfer.slices_of_devices(table.shape, table.layout):
-        part = tuple((s.start, s.stop) for s in index)
-        if part not in parts:
-            parts[part] = np.array(value[index], order="C")
-        components.append(parts[part])
-    table.value.assign(tf.cast(
-        dtensor.pack(components, table.layout), table.value.dtype))
+    shards = transfer.unique_shards(table.shape, table.layout)
+    variable = table.divided_value
+    variable.assign(tf.cast(transfer.packed(
+        shards, (np.array(value[shard.slices], order="C")
+                 for shard in shards), table.layout), variable.dtype))
 
 
 def check(store: Any, key: str, variable: Any) -> None:

@@ -119,7 +119,8 @@ class MeshContext:
                 variable._mesh_context.init)
             variable._value = initial_values.make_variable(
                 value, name=variable.name, trainable=getattr(
-                    variable, "_made_trainable", variable.trainable))
+                    variable, "_made_trainable", variable.trainable),
+                shape=tuple(variable._shape))
         variable._initializer = None
         self.registry.note(assigned)
 

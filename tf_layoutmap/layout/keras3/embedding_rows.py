@@ -69,7 +69,8 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     ids = dtensor.relayout(
         ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank))
     rows = sharded_rows.lookup(
-        weight.divided_value, tf.reshape(ids, [-1]), name=weight.path)
+        weight.divided_value, tf.reshape(ids, [-1]), name=weight.path,
+        num_rows=weight.shape[0])
     return tf.reshape(rows, [*ids.shape, weight.shape[1]])
 
 

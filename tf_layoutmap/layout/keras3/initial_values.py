@@ -20,6 +20,7 @@ from tf_layoutmap.layout.mesh import (
 from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
 from tf_layoutmap.layout.tf_ops import random_operations
 from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
+from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -54,7 +55,8 @@ def initial_value(initializer: Callable[..., Any], shape: tuple[int, ...],
 
     Args:
       initializer: `initializer(shape, dtype=dtype)` gives the whole value.
-      shape: Of the whole variable; `layout` fits it.
+      shape: Of the whole variable. Rows that `layout` does not divide get
+        padding.
       dtype: Keras' name of the dtype.
       layout: `dtensor.Layout`.
       init: One of INITS. An initializer that DTensor cannot run in pieces
@@ -72,7 +74,8 @@ def initial_value(initializer: Callable[..., Any], shape: tuple[int, ...],
         if value is not None:
             return value
     return transfer.to_mesh(
-        on_host(lambda: initializer(shape, dtype=dtype)), layout)
+        on_host(lambda: initializer(shape, dtype=dtype)), layout,
+        pads_rows=True)
 
 
 def on_host(make: Callable[[], Any]) -> Any:
@@ -103,6 +106,12 @@ def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
     if not isinstance(initializer, _keras_private.RandomInitializer) or (
             isinstance(initializer, _keras_private.Orthogonal)):
         return None
+    padded = shard_shapes.padded_rows(
+        axes_of_layout(layout), shape, mesh_sizes(layout.mesh))
+    if padded != shape and isinstance(
+            initializer, keras.initializers.VarianceScaling):
+        return None  # Its variance would be that of another shape.
+    shape = padded
     seed = initializer.seed
     if isinstance(seed, int):
         seed = np.array([seed, 0])
@@ -138,7 +147,18 @@ def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
         return _drawn[key]
 
 
-def make_variable(value: Any, *, name: str, trainable: bool) -> Any:
-    """Returns a `dtensor.DVariable` that starts as the DTensor `value`."""
-    return StoredVariable(
-        value, name=name, trainable=trainable)
+def make_variable(value: Any, *, name: str, trainable: bool,
+                  shape: tuple[int, ...] | None = None) -> Any:
+    """Returns a `dtensor.DVariable` that starts as the DTensor `value`.
+
+    Args:
+      value: What it starts as.
+      name: Of the variable.
+      trainable: Whether tapes watch it.
+      shape: With fewer rows than `value` where the last ones are padding,
+        None for that of `value`.
+    """
+    if shape is not None and shape != tuple(value.shape):
+        return PaddedVariable.of(
+            value, shape[0], name=name, trainable=trainable)
+    return StoredVariable(value, name=name, trainable=trainable)

@@ -23,6 +23,7 @@ from tf_layoutmap.layout.mesh import (
 from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
 from tf_layoutmap.layout.plan import assignments, layer_limits
 from tf_layoutmap.layout.variables import gathered_reads
+from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -40,6 +41,8 @@ class MeshVariable(keras.Variable):
 
     # None until it is needed; Keras' own variables hold theirs so, too.
     _value: Any
+    # Whether padding is added where the mesh does not divide its rows.
+    pads_rows = False
 
     def __init__(self, initializer: Any, shape: Any = None, dtype: Any = None,
                  *args: Any, **kwargs: Any):
@@ -138,7 +141,7 @@ class MeshVariable(keras.Variable):
     def numpy(self) -> np.ndarray:
         """The whole value, gathered on the host."""
         with tf.init_scope():
-            return transfer.to_host(self.value)
+            return transfer.to_host(self._concrete_value())
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
@@ -170,15 +173,26 @@ class MeshVariable(keras.Variable):
 
     def _add(self, value: Any, sign: int) -> Any:
         if tf.executing_eagerly() and not _keras_private.is_abstract():
+            if isinstance(self._concrete_value(), PaddedVariable):
+                return self._add_on_host(value, sign)
             value = self._to_own_layout(value)
         return self.assign(self.value + value if sign > 0
                            else self.value - value)
+
+    def _add_on_host(self, value: Any, sign: int) -> Any:
+        """Adds where rows are, without the padding that the mesh needs."""
+        if pinning.on_mesh(value):
+            value = transfer.to_host(value)
+        return self.assign(self.numpy() + sign * np.asarray(value, self.dtype))
 
     def _to_own_layout(self, value: Any) -> Any:
         """Returns an eager value on the mesh, with this variable's layout."""
         if isinstance(value, keras.Variable | tf.Variable):
             value = tf.convert_to_tensor(value)
         layout = self.layout
+        if pinning.on_mesh(value) and isinstance(
+                self._value, PaddedVariable):
+            value = transfer.to_host(value)
         if pinning.on_mesh(value):
             if dtensor.fetch_layout(value) == layout:
                 return value
@@ -187,12 +201,14 @@ class MeshVariable(keras.Variable):
             value = tf.broadcast_to(
                 tf.cast(self._convert_to_tensor(value), self._dtype),
                 self.shape)
-        return transfer.to_mesh(value, layout)
+        return transfer.to_mesh(value, layout, pads_rows=self.pads_rows)
 
     def _direct_assign(self, value: Any) -> None:
         target = self._concrete_value()
         if tf.executing_eagerly():
             value = self._to_own_layout(value)
+        elif isinstance(target, PaddedVariable):
+            value = dtensor.relayout(target.with_padding(value), target.layout)
         elif gathered_reads.now() is not None:
             value = dtensor.relayout(
                 # Or DTensor would divide what the value is computed from.
@@ -210,6 +226,11 @@ class MeshVariable(keras.Variable):
     # Instead of Keras' two methods, which know no slices.
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
         return self.divided_value._gather_saveables_for_checkpoint()
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        value = self.divided_value
+        value._copy_trackable_to_cpu(object_map)
+        object_map[self] = object_map[value]
 
     def __deepcopy__(self, memo: dict) -> Any:
         raise TypeError(

@@ -76,11 +76,55 @@ def local_shape(axes: Sequence[str | None], shape: Sequence[int],
                 mesh: Mapping[str, int]) -> tuple[int, ...]:
     """Returns the shape that one device holds.
 
+    Where an axis does not divide a size, devices hold padding, too.
+
     >>> local_shape((None, "model"), (4, 6), {"batch": 2, "model": 2})
     (4, 3)
+    >>> local_shape(("model", None), (5, 6), {"model": 2})
+    (3, 6)
     """
-    return tuple(size // (mesh[axis] if axis is not None else 1)
+    return tuple(-(-size // (mesh[axis] if axis is not None else 1))
                  for axis, size in zip(axes, shape))
+
+
+def padded_rows(axes: Sequence[str | None], shape: Sequence[int],
+                mesh: Mapping[str, int]) -> tuple[int, ...]:
+    """Returns `shape` with as many rows as the first axis divides.
+
+    >>> padded_rows(("model", None), (5, 6), {"model": 2})
+    (6, 6)
+    """
+    axis = axes[0] if shape and axes else None
+    if axis is None or axis not in mesh:
+        return tuple(shape)
+    parts = mesh[axis]
+    return (-(-shape[0] // parts) * parts, *shape[1:])
+
+
+def padding_problems(axes: Sequence[str | None], shape: Sequence[int],
+                     mesh: Mapping[str, int]) -> list[str]:
+    """Returns what keeps a table from being padded to divide its rows.
+
+    >>> padding_problems(("model", None), (9, 6), {"model": 8})
+    ["dimension 0 has size 9, too few for mesh axis 'model' of size 8 to \
+divide it with padding: use 13 at least, or leave the dimension unsharded"]
+    """
+    axis = axes[0] if shape and axes else None
+    if axis is None or axis not in mesh:
+        return []
+    parts, rows = mesh[axis], shape[0]
+
+    def fits(rows: int) -> bool:
+        # Two devices may not have padding only.
+        return not rows % parts or (parts - 2) * -(-rows // parts) < rows
+
+    if fits(rows):
+        return []
+    enough = next(more for more in range(rows, rows + parts + 1) if fits(more))
+    return [
+        f"dimension 0 has size {rows}, too few for mesh axis {axis!r} of "
+        f"size {parts} to divide it with padding: use {enough} at least, or "
+        "leave the dimension unsharded"]
 
 
 def shard_slices(axes: Sequence[str | None], shape: Sequence[int],
@@ -92,13 +136,14 @@ def shard_slices(axes: Sequence[str | None], shape: Sequence[int],
     (slice(0, 4, None), slice(3, 6, None))
 
     Args:
-      axes: The layout, fitting `shape`.
+      axes: The layout. Where it does not divide the shape, the last devices
+        have less of the tensor, or nothing.
       shape: Of the whole tensor.
       mesh: Size of each axis.
       location: Where the device is along each axis.
     """
     slices: list[slice] = []
-    for axis, size in zip(axes, local_shape(axes, shape, mesh)):
-        start = 0 if axis is None else location[axis] * size
-        slices.append(slice(start, start + size))
+    for axis, size, whole in zip(axes, local_shape(axes, shape, mesh), shape):
+        start = 0 if axis is None else min(location[axis] * size, whole)
+        slices.append(slice(start, min(start + size, whole)))
     return tuple(slices)

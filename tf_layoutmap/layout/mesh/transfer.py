@@ -63,15 +63,29 @@ def packed(shards: list[Shard], parts: Iterable[Any], layout: Layout) -> Any:
 
     Args:
       shards: From `unique_shards`.
-      parts: The value of each shard.
+      parts: The value of each shard. Those with fewer rows get padding.
       layout: `dtensor.Layout` of the result.
     """
-    part_of = {device: part for shard, part in zip(shards, parts)
+    size = max((shard.slices[0].stop - shard.slices[0].start
+                for shard in shards if shard.slices), default=0)
+    part_of = {device: _padded(part, size) for shard, part in zip(shards, parts)
                for device in shard.devices}
     return dtensor.pack([part_of[i] for i in range(len(part_of))], layout)
 
 
-def to_mesh(value: Any, layout: Layout) -> Any:
+def _padded(part: Any, num_rows: int) -> Any:
+    """A part with zeros for the rows that it lacks."""
+    shape = tuple(part.shape)
+    if not shape or shape[0] == num_rows:
+        return part
+    padding = [(0, num_rows - shape[0]), *((0, 0) for _ in shape[1:])]
+    if not tf.is_tensor(part):
+        return np.pad(part, padding)
+    with tf.device(part.device):
+        return tf.pad(part, padding)
+
+
+def to_mesh(value: Any, layout: Layout, *, pads_rows: bool = False) -> Any:
     """Returns a value as a tensor on a mesh, with a layout.
 
     Args:
@@ -79,6 +93,7 @@ def to_mesh(value: Any, layout: Layout) -> Any:
         mesh, which then comes over the host: TensorFlow's `copy_to_mesh` cuts
         off what is sharded.
       layout: `dtensor.Layout` wanted.
+      pads_rows: Whether rows of zeros are added where it does not divide them.
 
     Returns:
       An eager DTensor; its components are copies.
@@ -92,7 +107,8 @@ def to_mesh(value: Any, layout: Layout) -> Any:
             return value
         value = to_host(value)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
-    check_fits(layout, tensor.shape)
+    if not pads_rows:
+        check_fits(layout, tensor.shape)
     shards = unique_shards(tensor.shape, layout)
     return packed(
         shards, (_part(tensor, shard.slices) for shard in shards), layout)
@@ -117,20 +133,33 @@ def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
         return tensor[slices]
 
 
-def to_host(tensor: Any) -> np.ndarray:
+def to_host(tensor: Any, shape: Any = None) -> np.ndarray:
     """Returns the whole value of an eager DTensor or variable as an array.
 
     With several clients this is a collective: all must call it.
+
+    Args:
+      tensor: What is on a mesh.
+      shape: Of the result; with fewer rows, where the last ones are padding.
     """
     prepare_process()
     if isinstance(tensor, tf.Variable):
-        tensor = tensor.read_value()
+        shape = tensor.shape if shape is None else shape
+        tensor = read_divided(tensor)
     layout = dtensor.fetch_layout(tensor)
     with step_errors.errors_once(layout.mesh):
-        return _to_host(tensor, layout)
+        return _to_host(tensor, layout, tuple(
+            tensor.shape if shape is None else shape))
 
 
-def _to_host(tensor: Any, layout: Layout) -> np.ndarray:
+def read_divided(variable: Any) -> Any:
+    """Returns the DTensor of a variable, with the padding that it may have."""
+    read = getattr(variable, "read_divided", variable.read_value)
+    return read()
+
+
+def _to_host(tensor: Any, layout: Layout,
+             shape: tuple[int, ...]) -> np.ndarray:
     mesh = layout.mesh
     if layout.is_fully_replicated():
         return _array(dtensor.unpack(tensor)[0])
@@ -139,9 +168,10 @@ def _to_host(tensor: Any, layout: Layout) -> np.ndarray:
             tensor, dtensor.Layout.replicated(mesh, layout.rank))
         return _array(dtensor.unpack(whole)[0])
     parts = dtensor.unpack(tensor)
-    out = np.empty(tensor.shape, tensor.dtype.as_numpy_dtype)
-    for shard in unique_shards(tensor.shape, layout):
-        out[shard.slices] = parts[shard.devices[0]].numpy()
+    out = np.empty(shape, tensor.dtype.as_numpy_dtype)
+    for shard in unique_shards(shape, layout):
+        part = out[shard.slices]
+        part[...] = parts[shard.devices[0]].numpy()[:len(part)]
     return out
 
 

@@ -112,7 +112,13 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
             value = layout_map[match.pattern]
             axes = tuple(layout_map.axes_of(value))
             problems += _match_problems(layout_map, match)
-        problems += shard_shapes.fit_problems(axes, shape, sizes)
+        if (getattr(variable, "pads_rows", False)
+                and dtensor.num_clients() == 1):
+            problems += shard_shapes.padding_problems(axes, shape, sizes)
+            problems += shard_shapes.fit_problems(
+                axes, shard_shapes.padded_rows(axes, shape, sizes), sizes)
+        else:
+            problems += shard_shapes.fit_problems(axes, shape, sizes)
         if owner is not None:
             problems += layer_limits.weight_problems(
                 owner, variable, axes, layout_map.strict)

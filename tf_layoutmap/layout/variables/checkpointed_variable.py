@@ -65,8 +65,13 @@ class _ShardsSaveable(_tf_private.SaveableObject):
 
     def __init__(self, variable: DVariable, key: str):
         self._variable = variable
-        self._shards = transfer.unique_shards(
+        self._all_shards = transfer.unique_shards(
             variable.shape, variable.layout)
+        # Where the mesh does not divide it, devices may have padding only.
+        self._shards = [
+            shard for shard in self._all_shards
+            if not variable.shape.num_elements() or all(
+                start < stop for start, stop in shard.bounds)]
         if variable.dtype not in _tf_private.SLICEABLE_DTYPES:
             # Written as one tensor, by the first device.
             self._shards = self._shards[:1]
@@ -83,7 +88,7 @@ class _ShardsSaveable(_tf_private.SaveableObject):
             with tf.init_scope():
                 if tf.executing_eagerly():
                     if slices is not None:
-                        return dtensor.unpack(variable.read_value())[device]
+                        return _part(variable, device, slices)
                     with tf.device("CPU:0"):
                         return tf.constant(transfer.to_host(variable))
             # An export, whose variable is on no mesh.
@@ -103,16 +108,35 @@ class _ShardsSaveable(_tf_private.SaveableObject):
         if not tf.executing_eagerly():
             starts = [tuple(s.start for s in shard.slices)
                       for shard in self._shards]
-            return variable.assign(_joined(starts, restored_tensors))
+            value = _joined(starts, restored_tensors)
+            pad = getattr(variable, "with_padding", None)
+            return variable.assign(value if pad is None else pad(value))
         if len(restored_tensors) > 1:
             return variable.assign(transfer.packed(
-                self._shards, restored_tensors, variable.layout))
+                self._all_shards, self._parts(restored_tensors),
+                variable.layout))
         value, = restored_tensors
         if value.shape != variable.shape:
             raise ValueError(
                 f"Variable {variable.name!r} must be restored from a tensor "
                 f"of shape {variable.shape}. Received: shape {value.shape}.")
-        return variable.assign(transfer.to_mesh(value, variable.layout))
+        return variable.assign(transfer.to_mesh(
+            value, variable.layout, pads_rows=True))
+
+    def _parts(self, restored: Any) -> list[tf.Tensor]:
+        """What was read for each shard, and nothing for those of padding."""
+        parts = iter(restored)
+        return [next(parts) if any(shard is one for one in self._shards) else
+                tf.zeros([0, *restored[0].shape[1:]], restored[0].dtype)
+                for shard in self._all_shards]
+
+
+def _part(variable: DVariable, device: int,
+          slices: tuple[slice, ...]) -> tf.Tensor:
+    """What a device holds of a variable, without padding."""
+    part = dtensor.unpack(transfer.read_divided(variable))[device]
+    size = slices[0].stop - slices[0].start
+    return part if size == part.shape[0] else part[:size]
 
 
 def _joined(starts: list[tuple[int, ...]], parts: list[tf.Tensor],

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import trace_context
 from tf_layoutmap.layout.mesh.layouts import Layout
+from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -47,7 +48,9 @@ class GatheredReads:
           read: Reads it as it is; None for TensorFlow's conversion.
         """
         layout = variable.layout
-        axes = {*layout.sharding_specs} - {dtensor.UNSHARDED}
+        # With padding it is read whole anyway.
+        axes = set() if isinstance(variable, PaddedVariable) else (
+            {*layout.sharding_specs} - {dtensor.UNSHARDED})
         if axes:
             self.bytes[id(variable)] = variable.dtype.size * int(
                 np.prod(variable.shape.as_list(), dtype=np.int64))

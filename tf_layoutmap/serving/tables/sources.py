@@ -43,17 +43,18 @@ class Source:
     def blocks(self) -> Iterator[np.ndarray[Any, Any]]:
         """Yields all rows, from the first on: `[rows of the block, dim]`."""
         variable = self.variable()
+        shape = [self.num_rows, self.dim]
         row_bytes = self.dim * tf.as_dtype(self.dtype).size
         most = max(1, BLOCK_BYTES // row_bytes,
                    -(-self.num_rows // _MOST_BLOCKS))
-        for shard in _shards(variable):
+        for shard in _shards(variable, shape):
             size = shard.shape[0]
             for start in range(0, size, most):
                 with tf.device("CPU:0"):
                     yield shard[start:min(start + most, size)].numpy()
 
 
-def _shards(variable: Any) -> list[Any]:
+def _shards(variable: Any, shape: list[int]) -> list[Any]:
     """What holds neighbouring rows, and all columns, in order."""
     if isinstance(variable, ShardedVariable):
         if variable.partition.is_contiguous:
@@ -61,7 +62,7 @@ def _shards(variable: Any) -> list[Any]:
         return [_ByIds(variable)]
     if not isinstance(variable, dtensor.DVariable):
         return [variable]
-    return _shards_on_mesh(variable)
+    return _shards_on_mesh(variable, shape)
 
 
 class _ByIds:
@@ -76,26 +77,29 @@ class _ByIds:
             tf.range(rows.start, rows.stop, dtype=tf.int64))
 
 
-def _shards_on_mesh(variable: Any) -> list[Any]:
-    value = variable.read_value()
+def _shards_on_mesh(variable: Any, shape: list[int]) -> list[Any]:
+    value = transfer.read_divided(variable)
     layout = dtensor.fetch_layout(value)
-    shards = transfer.unique_shards(value.shape, layout)
+    shards = transfer.unique_shards(shape, layout)
     is_whole = layout.mesh.num_local_devices() == layout.mesh.size
-    if is_whole and all(shard.slices[1] == slice(0, value.shape[1])
+    if is_whole and all(shard.slices[1] == slice(0, shape[1])
                         for shard in shards):
         parts = dtensor.unpack(value)
-        return [parts[shard.devices[0]] for shard in sorted(
-            shards, key=lambda shard: shard.slices[0].start)]
+        # The last devices may hold padding.
+        return [_Part(parts[shard.devices[0]], shard.slices[0])
+                for shard in sorted(
+                    shards, key=lambda shard: shard.slices[0].start)]
     # Columns that are divided, or devices of other processes.
-    return [_Array(transfer.to_host(value))]
+    whole = tf.constant(transfer.to_host(value, shape))
+    return [_Part(whole, slice(0, shape[0]))]
 
 
-class _Array:
-    """An array as a shard."""
+class _Part:
+    """The first rows of a tensor as a shard."""
 
-    def __init__(self, rows: np.ndarray[Any, Any]):
-        self._rows = rows
-        self.shape = rows.shape
+    def __init__(self, tensor: tf.Tensor, rows: slice):
+        self._tensor = tensor
+        self.shape = (rows.stop - rows.start, *tensor.shape[1:])
 
     def __getitem__(self, rows: slice) -> tf.Tensor:
-        return tf.constant(self._rows[rows])
+        return self._tensor[rows]
