@@ -91,7 +91,8 @@ class MeshVariable(keras.Variable):
         reads = gathered_reads.now()
         if reads is not None:
             return tf.cast(reads.read(self._value), value.dtype)
-        if not trace_context.traced_for_mesh():
+        if not trace_context.traced_for_mesh() or isinstance(
+                self._value, PaddedVariable):
             return value
         divided_by = {*self._value.layout.sharding_specs} - {dtensor.UNSHARDED}
         axes = divided_by if self._is_gathered() else (
