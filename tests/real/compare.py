@@ -69,7 +69,7 @@ def judge(found: Check, close: float, rounding) -> None:
     if found.difference <= most:
         say("REASON", sentence="rounding, which the model amplifies" + (
             f", explains {most:.0e}" if np.isfinite(most) else
-            ": in float64 they agree to 1e-12"))
+            ": in float64 it is ten thousand times smaller"))
         return
     found.status = "differs"
     found.sentence = (f"by {found.difference:.1e}; rounding explains "

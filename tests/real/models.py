@@ -22,7 +22,7 @@ from tests.real.compare import (
     without_mesh,
 )
 from tests.real.rounding import (
-    CLOSE_IN_FLOAT64,
+    IN_FLOAT64,
     ROUNDING_ALONE,
     allowed,
     allowed_of_outputs,
@@ -110,7 +110,8 @@ def _run(case: ModelCase) -> None:
             with tlm.layout_map_scope(layouts, init="host"):
                 model = _fresh(case)
             return ROUNDING_ALONE if losses_differ_by(
-                expected, _fit(model, x, y)) < CLOSE_IN_FLOAT64 else most
+                expected, _fit(model, x, y)) < (
+                    IN_FLOAT64 * found.difference) else most
 
     with check("fit", CLOSE, rounding) as found:
         losses = _fit(model, x, y)

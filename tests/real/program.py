@@ -15,7 +15,7 @@ from tests.real.compare import (
     without_mesh,
 )
 from tests.real.rounding import (
-    CLOSE_IN_FLOAT64,
+    IN_FLOAT64,
     ROUNDING_ALONE,
     allowed,
     in_float64,
@@ -66,7 +66,8 @@ def _run(case: ProgramCase) -> None:
         with in_float64():
             return ROUNDING_ALONE if losses_differ_by(
                 _from_start(case.program)[0],
-                _on_mesh(case, layouts)[0]) < CLOSE_IN_FLOAT64 else most
+                _on_mesh(case, layouts)[0]) < (
+                    IN_FLOAT64 * found.difference) else most
 
     with check("train", CLOSE, rounding) as found:
         losses, models = _on_mesh(case, layouts)
