@@ -109,6 +109,24 @@ def test_a_distributed_dataset_of_packed_batches():
             np.testing.assert_array_equal(one, two)
 
 
+def test_processes_gather_feature_by_feature(monkeypatch):
+    embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
+    embedding.build()
+    reader = embedding._state.backend._reader
+    features = batch(3)
+    weights = weights_of(features)
+    wanted = reader.read_features(features, weights)
+    monkeypatch.setattr(reader._replicas, "has_processes", True)
+    for found, one in zip(
+            reader.read_features(*tlm.pack(features, weights)), wanted):
+        np.testing.assert_array_equal(found.ids, one.ids)
+        assert found.num_samples == one.num_samples
+        if one.weights.shape[0]:
+            np.testing.assert_array_equal(found.weights, one.weights)
+        else:
+            assert np.all(found.weights.numpy() == 1)
+
+
 def test_outside_of_replicas():
     strategy = strategies.mirrored(2)
     with strategy.scope():

@@ -103,8 +103,9 @@ class TPUEmbeddingCore(LayerBase):
 
         Args:
           inputs: Structure of the feature config, as `enqueue` of
-            `tlm.TPUEmbedding` takes it.
-          weights: None, or the same structure of weights.
+            `tlm.TPUEmbedding` takes it; or what `tlm.pack` made of it.
+          weights: None, or the same structure of weights; or what was packed
+            with `inputs`.
           training: None or a bool. The tables train where a gradient tape
             records the call, whatever this is; True says that one will, where
             a `tf.function` is traced outside of the tape.
