@@ -134,7 +134,7 @@ def test_half_a_million_operations(policy):
         # Which keys are frequent changes with time.
         keys = (rng.zipf(1.3, 1000) * 7919 + step // 40) % 30_000
         pair.admit(keys, step, max(1, step - int(rng.integers(0, 4))),
-                   rng.integers(0, 2048, 5).tolist())
+                   rng.integers(0, 2048, step % 3 * 2).tolist())
         done += len(keys)
         if step % 20 == 0:
             pair.evict((rng.integers(0, 30_000, 100)).tolist(), step, step)

@@ -13,6 +13,8 @@ _HOMES = {
     "ShardedEmbedding":
         "tf_layoutmap.layers.keras3.sharded_embedding:ShardedEmbedding",
     "TPUEmbedding": "tf_layoutmap.layers.keras3.tpu_embedding:TPUEmbedding",
+    "VocabularyLogger":
+        "tf_layoutmap.layers.keras3.vocabulary_logger:VocabularyLogger",
     "tf_keras": "tf_layoutmap.layers.tf_keras",
 }
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
     from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
     from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
+    from tf_layoutmap.layers.keras3.vocabulary_logger import VocabularyLogger
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
@@ -28,5 +31,6 @@ __all__ = [
     "RowOptimizer",
     "ShardedEmbedding",
     "TPUEmbedding",
+    "VocabularyLogger",
     "tf_keras",
 ]

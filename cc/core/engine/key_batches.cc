@@ -98,12 +98,16 @@ std::vector<int64_t> KeyBatches::KeysOf(int32_t table) const {
 
 void KeyBatches::TakeRows(int32_t table, Span<const int64_t> rows,
                           int64_t unknown_row, int32_t step) {
-  std::vector<int64_t> found(rows.begin(), rows.end());
-  std::replace(found.begin(), found.end(), kNoRow, unknown_row);
+  std::vector<int64_t> replaced;
+  if (unknown_row != kNoRow) {
+    replaced.assign(rows.begin(), rows.end());
+    std::replace(replaced.begin(), replaced.end(), kNoRow, unknown_row);
+    rows = replaced;
+  }
   int64_t first = 0;
   ForFeaturesOf(table, [&](size_t r, size_t f) {
     const auto size = static_cast<int64_t>(keys_[r][f].size());
-    (*batches_[r])[f].TakeRowsOfKeys({found.data() + first, size}, step);
+    (*batches_[r])[f].TakeRowsOfKeys({rows.data() + first, size}, step);
     first += size;
   });
 }

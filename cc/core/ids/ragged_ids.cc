@@ -383,6 +383,13 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
 
 void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int32_t step) {
   vocabulary_step_ = step;
+  // The loop for keys that all have a row has no branch.
+  bool all_known = true;
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    all_known &= rows[i] >= 0;
+    rows_[i] = static_cast<uint32_t>(rows[i]);
+  }
+  if (all_known) return;
   int64_t kept = 0, start = 0;
   for (size_t o = 1; o < splits_.size(); ++o) {
     const int64_t end = splits_[o];

@@ -159,7 +159,8 @@ class Admitting {
   const VocabularyPolicy& policy_;
   const VocabularyStep& step_;
   const Span<const int64_t> keys_;
-  const ParallelFor& parallel_for_;
+  // A copy: `take_back` may outlive the caller's.
+  const ParallelFor parallel_for_;
   const VocabularyState& state_;
   const Span<int64_t> rows_;
   KeysBySegment dealt_;

@@ -65,23 +65,33 @@ class AdmitSegment {
 
   // Counts the uses of keys that have a row; keeps the places of the others.
   void CountKnown() {
+    // All lines of so many keys are asked for before the first is looked at.
     constexpr int64_t kAhead = 16;
     const auto keys_of = [&](int64_t b) { return buckets_.keys(b); };
     const int64_t num_places = s_.places.size();
-    for (int64_t i = 0; i < num_places; ++i) {
-      if (i + kAhead < num_places) {
-        __builtin_prefetch(keys_of(s_.places[i + kAhead].bucket));
+    int64_t num_probes = 0, num_missing = 0;
+    for (int64_t first = 0; first < num_places; first += kAhead) {
+      const int64_t end = std::min(first + kAhead, num_places);
+      for (int64_t i = first; i < end; ++i) {
+        const auto bucket = buckets_.at(s_.places[i].bucket);
+        __builtin_prefetch(bucket.keys);
+        __builtin_prefetch(bucket.last_step, /*write=*/1);
+        __builtin_prefetch(bucket.count, /*write=*/1);
       }
-      const KeyPlace place = s_.places[i];
-      const int64_t row = FindRow(layout_, keys_of, place.bucket,
-                                  keys_[place.position], &s_.counts.num_probes);
-      rows_[place.position] = row;
-      if (row == kNoRow) {
-        s_.places[s_.num_missing++] = place;
-      } else {
-        CountUse(row, 1);
+      for (int64_t i = first; i < end; ++i) {
+        const KeyPlace place = s_.places[i];
+        const int64_t row = FindRow(layout_, keys_of, place.bucket,
+                                    keys_[place.position], &num_probes);
+        rows_[place.position] = row;
+        if (row == kNoRow) {
+          s_.places[num_missing++] = place;
+        } else {
+          CountUse(row);
+        }
       }
     }
+    s_.num_missing = num_missing;
+    s_.counts.num_probes = num_probes;
     s_.counts.num_lookups = num_places;
     s_.counts.num_known = num_places - s_.num_missing;
   }
@@ -163,7 +173,44 @@ class AdmitSegment {
   }
 
   // The row that a new key gets, or kNoRow.
-  int64_t FindPlace(int64_t bucket) const {
+  int64_t FindPlace(int64_t first) const {
+    int64_t bucket = first;
+    for (int64_t p = 0; p < layout_.num_probes(); ++p) {
+      const int lane = FindLane(buckets_.keys(bucket), kEmptyKey);
+      if (lane >= 0) return bucket * kKeysPerBucket + lane;
+      bucket = layout_.Next(bucket);
+    }
+    if (policy_.eviction == Eviction::kLru && step_.pinned_rows.empty()) {
+      return FindLeastRecent(first);
+    }
+    return FindLowestScore(first);
+  }
+
+  // Of keys that all may go but for their last step. Those that have expired
+  // are the least recent ones anyway.
+  int64_t FindLeastRecent(int64_t bucket) const {
+    int64_t found = kNoRow;
+    int32_t oldest = step_.oldest_in_flight;
+    for (int64_t p = 0; p < layout_.num_probes(); ++p) {
+      const int32_t* last_step = buckets_.at(bucket).last_step;
+      int32_t lowest = last_step[0];
+      for (int lane = 1; lane < kKeysPerBucket; ++lane) {
+        lowest = std::min(lowest, last_step[lane]);
+      }
+      // Of equal ones the lowest row, and buckets may wrap around.
+      if (lowest < oldest || (lowest == oldest && found != kNoRow &&
+                              bucket * kKeysPerBucket < found)) {
+        int lane = 0;
+        while (last_step[lane] != lowest) ++lane;
+        found = bucket * kKeysPerBucket + lane;
+        oldest = lowest;
+      }
+      bucket = layout_.Next(bucket);
+    }
+    return found;
+  }
+
+  int64_t FindLowestScore(int64_t bucket) const {
     int64_t found = kNoRow;
     bool found_is_expired = false;
     int32_t found_score = 0;
@@ -171,7 +218,6 @@ class AdmitSegment {
       const auto at = buckets_.at(bucket);
       for (int lane = 0; lane < kKeysPerBucket; ++lane) {
         const int64_t row = bucket * kKeysPerBucket + lane;
-        if (at.keys[lane] == kEmptyKey) return row;
         const int32_t last_step = at.last_step[lane];
         const bool is_expired = IsExpired(policy_, last_step, step_.number);
         if (!is_expired && policy_.eviction == Eviction::kNone) continue;
@@ -201,7 +247,7 @@ class AdmitSegment {
                               step_.pinned_rows.end(), row);
   }
 
-  void CountUse(int64_t row, int32_t times) {
+  void CountUse(int64_t row) {
     const auto bucket = buckets_.at(row / kKeysPerBucket);
     const int64_t lane = row % kKeysPerBucket;
     int32_t& last_step = bucket.last_step[lane];
@@ -211,7 +257,7 @@ class AdmitSegment {
       count = DecayedCount(policy_, count, int64_t{step_.number} - last_step);
       last_step = step_.number;
     }
-    if (count < std::numeric_limits<int32_t>::max()) count += times;
+    if (count < std::numeric_limits<int32_t>::max()) ++count;
   }
 
   void SetLane(int64_t row, int64_t key, int32_t last_step, int32_t count) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_queue.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/first_values.h"
@@ -51,6 +52,21 @@ uint16_t ToFloat16(float x) {
   return static_cast<uint16_t>(sign | half);
 }
 
+// Rows of new keys are all over the table.
+constexpr int64_t kAhead = 8;
+
+void Prefetch(const FirstRows& first, int64_t row) {
+  if (first.row_type == RowType::kFloat32) {
+    PrefetchRow(first.table.row(row), first.table.dim * sizeof(float));
+  } else {
+    PrefetchRow(first.half_table.row(row),
+                first.half_table.dim * sizeof(uint16_t));
+  }
+  for (const ShardedView<float>& slot : first.slots) {
+    PrefetchRow(slot.row(row), slot.dim * sizeof(float));
+  }
+}
+
 }  // namespace
 
 void WriteFirstRows(const FirstRows& first, Span<const NewKey> new_keys,
@@ -63,6 +79,7 @@ void WriteFirstRows(const FirstRows& first, Span<const NewKey> new_keys,
   parallel_for(
       new_keys.size(), nanoseconds_per_key, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
+          Prefetch(first, new_keys[std::min(i + kAhead, end - 1)].row);
           const int64_t row = new_keys[i].row;
           float* out = is_half ? values.data() + i * dim : first.table.row(row);
           FillFirstValues(first.values, new_keys[i].key, {out, dim});

@@ -11,8 +11,10 @@ except ModuleNotFoundError as _error:
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers.tf_keras.vocabulary_logger import VocabularyLogger
 
-__all__ = ["RowOptimizer", "ShardedEmbedding", "TPUEmbedding"]
+__all__ = [
+    "RowOptimizer", "ShardedEmbedding", "TPUEmbedding", "VocabularyLogger"]
 
 
 def __dir__() -> list[str]:

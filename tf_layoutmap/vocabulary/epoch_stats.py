@@ -1,0 +1,87 @@
+"""What happened to vocabularies in each epoch of `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _checks
+from tf_layoutmap.vocabulary.state import Vocabulary
+
+# Of the epoch, and at its end.
+_COUNTS = ("num_lookups", "num_admitted", "num_rejected", "num_full",
+           "num_evicted", "num_expired")
+_AT_THE_END = ("num_keys", "load")
+NAMES = ("load", "share_known", *_COUNTS, "num_keys")
+
+
+class EpochStats:
+    """The statistics of vocabularies, epoch by epoch."""
+
+    def __init__(
+        self, vocabularies: Callable[[], Mapping[str, Vocabulary]],
+        names: Sequence[str], log_dir: str | None,
+    ):
+        """Takes what to look at.
+
+        Args:
+          vocabularies: Returns them, by table, once they are built.
+          names: Of `NAMES`.
+          log_dir: Where TensorBoard finds them, or None.
+
+        Raises:
+          ValueError: If a name is another one.
+        """
+        for name in names:
+            _checks.check_one_of("names", name, NAMES)
+        self._vocabularies = vocabularies
+        self._names = list(names)
+        self._log_dir = log_dir
+        self._writer: Any = None
+        self._before: dict[str, dict[str, Any]] = {}
+
+    def begin(self) -> None:
+        """Remembers what was before an epoch."""
+        self._before = self._read()
+
+    def end(self, epoch: int) -> dict[str, float]:
+        """Returns `{"table/name": value}` of an epoch, and writes them down."""
+        found = {}
+        for table, stats in self._read().items():
+            before = self._before.get(table, {})
+            values = {name: stats[name] for name in _AT_THE_END}
+            values.update({name: stats[name] - before.get(name, 0)
+                           for name in (*_COUNTS, "num_known")})
+            lookups = values["num_lookups"]
+            # Without a lookup none was unknown.
+            values["share_known"] = (
+                values["num_known"] / lookups if lookups else 1.0)
+            found.update({f"{table}/{name}": float(values[name])
+                          for name in self._names})
+        if self._log_dir is not None:
+            self._write(epoch, found)
+        return found
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        return {table: one.stats()
+                for table, one in self._vocabularies().items()}
+
+    def _write(self, epoch: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._log_dir)
+        with self._writer.as_default():
+            for name, value in values.items():
+                tf.summary.write(
+                    f"vocabulary/{name}", tf.constant(value), epoch,
+                    _scalar_metadata())
+        self._writer.flush()
+
+
+def _scalar_metadata() -> Any:
+    """What `tf.summary.scalar` writes, which asks for TensorBoard itself."""
+    metadata = tf.compat.v1.SummaryMetadata()
+    metadata.plugin_data.plugin_name = "scalars"
+    metadata.data_class = 1  # DATA_CLASS_SCALAR
+    return metadata
