@@ -193,7 +193,9 @@ class HostEngine:
             engine = graph.capture(engine)
         arguments = {"engine": engine, "replica": tf.cast(replica, tf.int32)}
         with tf.device(self._handle.device):
-            if self._spec.has_open_tables:
+            # Packed batches of keys were unpacked when they were read.
+            if self._spec.has_open_tables and not isinstance(
+                    features, packed_ids.PackedIds):
                 token = _ops.open_keys(
                     **arguments, **_batch(features, of_keys=True),
                     **self._keys.arguments(features))

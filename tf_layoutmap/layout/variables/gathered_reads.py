@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
@@ -52,8 +51,8 @@ class GatheredReads:
         axes = set() if isinstance(variable, PaddedVariable) else (
             {*layout.sharding_specs} - {dtensor.UNSHARDED})
         if axes:
-            self.bytes[id(variable)] = variable.dtype.size * int(
-                np.prod(variable.shape.as_list(), dtype=np.int64))
+            self.bytes[id(variable)] = (
+                variable.dtype.size * variable.shape.num_elements())
         # Outside of loops and branches: DTensor's compiler ends the process
         # at some relayouts inside of them.
         with _tf_private.outermost_graph().as_default():
