@@ -73,9 +73,8 @@ def initial_value(initializer: Callable[..., Any], shape: tuple[int, ...],
         value = _drawn_on_mesh(initializer, shape, dtype, layout)
         if value is not None:
             return value
-    return transfer.to_mesh(
-        on_host(lambda: initializer(shape, dtype=dtype)), layout,
-        pads_rows=True)
+    return transfer.padded_to_mesh(
+        on_host(lambda: initializer(shape, dtype=dtype)), layout)
 
 
 def on_host(make: Callable[[], Any]) -> Any:

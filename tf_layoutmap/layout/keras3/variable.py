@@ -202,7 +202,8 @@ class MeshVariable(keras.Variable):
             value = tf.broadcast_to(
                 tf.cast(self._convert_to_tensor(value), self._dtype),
                 self.shape)
-        return transfer.to_mesh(value, layout, pads_rows=self.pads_rows)
+        return (transfer.padded_to_mesh(value, layout) if self.pads_rows else
+                transfer.to_mesh(value, layout))
 
     def _direct_assign(self, value: Any) -> None:
         target = self._concrete_value()

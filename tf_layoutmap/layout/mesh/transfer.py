@@ -85,7 +85,7 @@ def _padded(part: Any, num_rows: int) -> Any:
         return tf.pad(part, padding)
 
 
-def to_mesh(value: Any, layout: Layout, *, pads_rows: bool = False) -> Any:
+def to_mesh(value: Any, layout: Layout) -> Any:
     """Returns a value as a tensor on a mesh, with a layout.
 
     Args:
@@ -93,7 +93,6 @@ def to_mesh(value: Any, layout: Layout, *, pads_rows: bool = False) -> Any:
         mesh, which then comes over the host: TensorFlow's `copy_to_mesh` cuts
         off what is sharded.
       layout: `dtensor.Layout` wanted.
-      pads_rows: Whether rows of zeros are added where it does not divide them.
 
     Returns:
       An eager DTensor; its components are copies.
@@ -107,8 +106,21 @@ def to_mesh(value: Any, layout: Layout, *, pads_rows: bool = False) -> Any:
             return value
         value = to_host(value)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
-    if not pads_rows:
-        check_fits(layout, tensor.shape)
+    check_fits(layout, tensor.shape)
+    return padded_to_mesh(tensor, layout)
+
+
+def padded_to_mesh(value: Any, layout: Layout) -> Any:
+    """Returns a value from the host as a tensor on a mesh.
+
+    Where the mesh does not divide its rows, rows of zeros follow them.
+
+    Args:
+      value: numpy array or eager tensor.
+      layout: `dtensor.Layout` wanted; it fits the padded shape.
+    """
+    prepare_process()
+    tensor = value if tf.is_tensor(value) else np.asarray(value)
     shards = unique_shards(tensor.shape, layout)
     return packed(
         shards, (_part(tensor, shard.slices) for shard in shards), layout)
@@ -133,23 +145,18 @@ def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
         return tensor[slices]
 
 
-def to_host(tensor: Any, shape: Any = None) -> np.ndarray:
+def to_host(tensor: Any) -> np.ndarray:
     """Returns the whole value of an eager DTensor or variable as an array.
 
     With several clients this is a collective: all must call it.
-
-    Args:
-      tensor: What is on a mesh.
-      shape: Of the result; with fewer rows, where the last ones are padding.
     """
     prepare_process()
+    shape = tuple(tensor.shape)
     if isinstance(tensor, tf.Variable):
-        shape = tensor.shape if shape is None else shape
         tensor = read_divided(tensor)
     layout = dtensor.fetch_layout(tensor)
     with step_errors.errors_once(layout.mesh):
-        return _to_host(tensor, layout, tuple(
-            tensor.shape if shape is None else shape))
+        return _to_host(tensor, layout, shape)
 
 
 def read_divided(variable: Any) -> Any:

@@ -120,8 +120,8 @@ class _ShardsSaveable(_tf_private.SaveableObject):
             raise ValueError(
                 f"Variable {variable.name!r} must be restored from a tensor "
                 f"of shape {variable.shape}. Received: shape {value.shape}.")
-        return variable.assign(transfer.to_mesh(
-            value, variable.layout, pads_rows=True))
+        return variable.assign(transfer.padded_to_mesh(
+            value, variable.layout))
 
     def _parts(self, restored: Any) -> list[tf.Tensor]:
         """What was read for each shard, and nothing for those of padding."""

@@ -90,7 +90,7 @@ def _shards_on_mesh(variable: Any, shape: list[int]) -> list[Any]:
                 for shard in sorted(
                     shards, key=lambda shard: shard.slices[0].start)]
     # Columns that are divided, or devices of other processes.
-    whole = tf.constant(transfer.to_host(value, shape))
+    whole = tf.constant(transfer.to_host(variable))
     return [_Part(whole, slice(0, shape[0]))]
 
 
