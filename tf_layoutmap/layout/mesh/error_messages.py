@@ -131,18 +131,25 @@ def _sentence(error: str, model: Any, kind: str,
                     f"it needs one to {kind}")
 
 
-def of_function(name: str, error: str, why: str) -> UnsupportedByDTensorError:
+def of_function(name: str, error: str, why: str,
+                is_strict: bool) -> UnsupportedByDTensorError:
     """Returns the error of a function of a user that DTensor refuses.
 
     Args:
       name: Of the function.
       error: What DTensor's compiler said, if it was asked.
       why: What cannot be divided.
+      is_strict: Whether it was not to be computed whole.
     """
-    return UnsupportedByDTensorError(_refusal(
+    refusal = _refusal(
         error, f"as the layouts of weights ask for; function {name!r} needs "
-        "one") or f"DTensor cannot divide what function {name!r} computes: "
-        f"{why}.")
+        "one") or (
+            f"DTensor cannot divide what function {name!r} computes: {why}.")
+    return UnsupportedByDTensorError(refusal + (
+        " A LayoutMap with strict=False lets every device compute it whole."
+        if is_strict else
+        " It cannot compute it whole either: call it on a model without a "
+        "mesh, with these weights."))
 
 
 def _refusal(error: str, of_what: str) -> str | None:

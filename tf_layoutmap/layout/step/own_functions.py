@@ -114,7 +114,8 @@ class _OnMesh:
 
     def _run_first_time_whole(self, args: Any, kwargs: Any, why: str,
                               error: Any) -> Any:
-        refusal = error_messages.of_function(self._name, str(error), why)
+        refusal = error_messages.of_function(
+            self._name, str(error), why, self._is_strict)
         if self._is_strict:
             raise refusal from error
         reads, function = GatheredReads(), self._function._clone(None)
