@@ -3,12 +3,18 @@
 import tensorflow as tf
 
 import tests.strategies  # noqa: F401 - splits the CPU.
+from tf_layoutmap.layout.mesh import prepare
 
 dtensor = tf.experimental.dtensor
 
 
 def mesh_of(**sizes: int):
-    """A mesh with these axes over the first logical CPUs."""
+    """A mesh with these axes over the first logical CPUs.
+
+    DTensor is prepared first, as programs do it: a test may be the first of
+    its process, and errors of later ones could end it otherwise.
+    """
+    prepare.prepare_process()
     count = 1
     for size in sizes.values():
         count *= size
