@@ -19,7 +19,8 @@ import numpy as np
 import rich.table
 from absl import flags
 
-from benchmarks import peers, step_contestants, timing, workloads
+from benchmarks import step_contestants, timing, workloads
+from benchmarks.peers import process as peers
 
 _WORKLOADS = flags.DEFINE_multi_enum(
     "workloads", list(workloads.WORKLOADS), list(workloads.WORKLOADS),
@@ -40,7 +41,7 @@ def measure(
         workload, [workload.draw(seed) for seed in _SEEDS])
     versions = {}
     if _FBGEMM_PYTHON.value:
-        peer = peers.Peer(_FBGEMM_PYTHON.value, "benchmarks.fbgemm_peer")
+        peer = peers.Peer(_FBGEMM_PYTHON.value, "benchmarks.peers.fbgemm")
         versions = peer.open(workload, _SEEDS)
         for verb in _SHOWN:
             calls[f"fbgemm.{verb}"] = lambda i, verb=verb: peer.call(

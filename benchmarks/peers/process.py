@@ -7,11 +7,11 @@ import subprocess
 
 from benchmarks import timing, workloads
 
-_ROOT = pathlib.Path(__file__).parent.parent
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Peer:
-    """A process that answers as `benchmarks/fbgemm_peer.py` does.
+    """A process that answers as `benchmarks/peers/fbgemm.py` does.
 
     It measures itself, so what it takes to ask is not counted.
     """

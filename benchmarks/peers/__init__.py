@@ -1,0 +1,1 @@
+"""Other libraries, measured in processes of their own."""
