@@ -307,3 +307,28 @@ def test_the_public_lookup_does_not_take_keys_for_rows():
         {"ids": tf.constant([1])}, None, opened.embedding_tables, feature,
         vocabularies=opened.vocabularies)
     assert (found["ids"].numpy() == 0).all()
+
+
+def test_a_packed_batch_gets_the_rows_of_its_keys():
+    found = []
+    for is_packed in (False, True):
+        rng = np.random.default_rng(3)
+        embedding, config = cases.embedding(
+            tlm.OpenVocabulary(100), tpu.Adagrad(0.1),
+            features=("ids", "text"), combiner="mean")
+        embedding.build()
+        for _ in range(3):
+            ids, weights = random_batch(rng, weights=True)
+            text, _ = random_batch(rng)
+            features = {"ids": ids, "text": text}
+            factors = {"ids": weights, "text": None}
+            embedding.enqueue(*(
+                tlm.pack(features, factors) if is_packed else
+                (features, factors)))
+            found.append({k: v.numpy() for k, v in embedding.dequeue().items()})
+            embedding.apply_gradients(
+                {k: tf.ones_like(v) for k, v in found[-1].items()})
+        found.append({"keys": np.sort(embedding.vocabularies["words"].keys())})
+    for plain, packed in zip(found[:4], found[4:]):
+        for name, value in plain.items():
+            np.testing.assert_array_equal(packed[name], value)
