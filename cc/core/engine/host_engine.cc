@@ -114,8 +114,11 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
   auto made = std::make_shared<Batch>(features.size());
   std::vector<Status> statuses(features.size());
   int64_t num_ids = 0;
+  // What is there, not what the batch says of itself: it is unchecked yet.
   for (const FeatureInput<Tid>& feature : features) {
-    num_ids += feature.num_samples + feature.ids.size() / feature.num_columns;
+    num_ids +=
+        static_cast<int64_t>(feature.ids.size() + feature.splits.size()) /
+        feature.num_columns;
   }
   const int64_t num_features = static_cast<int64_t>(features.size());
   // About 4 ns for an id, and for the splits of a sample.
