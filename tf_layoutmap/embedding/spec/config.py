@@ -171,6 +171,27 @@ def read_feature_config(
     return EmbeddingSpec(tuple(tables), tuple(features)), configs
 
 
+def index_of_table(key: Any, spec: EmbeddingSpec,
+                   table_configs: Sequence[Any], argument: str) -> int:
+    """Returns which table of a spec a key of a mapping means.
+
+    Args:
+      key: The name of a table, or its `TableConfig`.
+      spec: With the tables.
+      table_configs: The `TableConfig` of each of them.
+      argument: Name of the mapping, for the error.
+
+    Raises:
+      ValueError: If it is none of them.
+    """
+    for index, table in enumerate(spec.tables):
+        if key == table.name or key is table_configs[index]:
+            return index
+    raise ValueError(
+        f"Argument `{argument}` must name tables of the feature config, "
+        f"{[table.name for table in spec.tables]}. Received: {key!r}.")
+
+
 def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
     name = path or feature.name or "feature"
     output_shape = getattr(feature, "output_shape", None)

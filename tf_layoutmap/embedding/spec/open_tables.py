@@ -56,7 +56,8 @@ def with_vocabularies(
     seen: dict[int, str] = {}
     by_table = cast("Mapping[Any, Any]", vocabularies)
     for key, settings in by_table.items():
-        index = _index_of(key, spec, table_configs)
+        index = config.index_of_table(
+            key, spec, table_configs, "vocabularies")
         table = tables[index]
         if not isinstance(settings, settings_class):
             raise TypeError(
@@ -84,13 +85,3 @@ def with_vocabularies(
                     table.initializer, seed=settings.seed, table=table.name,
                     dtype=table.dtype)))
     return dataclasses.replace(spec, tables=tuple(tables))
-
-
-def _index_of(key: Any, spec: config.EmbeddingSpec,
-              table_configs: Sequence[Any]) -> int:
-    for index, table in enumerate(spec.tables):
-        if key == table.name or key is table_configs[index]:
-            return index
-    raise ValueError(
-        "Argument `vocabularies` must name tables of the feature config, "
-        f"{[table.name for table in spec.tables]}. Received: {key!r}.")

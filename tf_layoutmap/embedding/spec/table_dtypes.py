@@ -41,22 +41,13 @@ def with_dtypes(
         found = ["float32"] * len(spec.tables)
         by_table = cast("Mapping[Any, Any]", table_dtypes)
         for key, dtype in by_table.items():
-            index = _index_of(key, spec, table_configs)
+            index = config.index_of_table(
+                key, spec, table_configs, "table_dtypes")
             found[index] = _read_dtype(
                 dtype, f" (table {spec.tables[index].name!r})")
     return dataclasses.replace(spec, tables=tuple(
         dataclasses.replace(table, dtype=dtype)
         for table, dtype in zip(spec.tables, found)))
-
-
-def _index_of(key: Any, spec: config.EmbeddingSpec,
-              table_configs: Sequence[Any]) -> int:
-    for index, table in enumerate(spec.tables):
-        if key == table.name or key is table_configs[index]:
-            return index
-    raise ValueError(
-        "Argument `table_dtypes` must name tables of the feature config, "
-        f"{[table.name for table in spec.tables]}. Received: {key!r}.")
 
 
 def _read_dtype(dtype: Any, where: str) -> str:
