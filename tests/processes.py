@@ -1,26 +1,15 @@
-"""Several processes of one test: free ports, a deadline, and their end."""
+"""Several processes of one test: a deadline, and their end."""
 
 import dataclasses
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
+from tf_layoutmap.local_cluster.processes import free_ports
+
 ROOT = pathlib.Path(__file__).parents[1]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def start_workers(program: pathlib.Path, arguments: list[list[str]],

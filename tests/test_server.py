@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -10,6 +9,7 @@ import textwrap
 import pytest
 
 from tf_layoutmap import server
+from tf_layoutmap.local_cluster.processes import free_ports
 
 CLUSTER = json.dumps({"ps": ["a:1", "b:1"], "worker": ["c:1"]})
 TF_CONFIG = json.dumps({"cluster": {"ps": ["a:1", "b:1"]},
@@ -93,17 +93,6 @@ CHIEF = textwrap.dedent("""
     print("as expected", flush=True)
     os._exit(0)  # Coordinators do not end while their workers live.
 """)
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @pytest.mark.slow

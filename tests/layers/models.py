@@ -34,6 +34,17 @@ def initializer(shape, dtype=None, partition_shape=None,
     return rows[start:start + partition_shape[0]]
 
 
+def assert_same_tables(first, second):
+    """Rows, slot variables and step counts of two layers, to the bit."""
+    np.testing.assert_array_equal(
+        first.embeddings.numpy(), second.embeddings.numpy())
+    assert first.optimizer.slots.keys() == second.optimizer.slots.keys()
+    for name, slot in first.optimizer.slots.items():
+        np.testing.assert_array_equal(
+            slot.numpy(), second.optimizer.slots[name].numpy(), err_msg=name)
+    assert int(first.optimizer.iterations) == int(second.optimizer.iterations)
+
+
 def settings(rule):
     """The optimizer settings of a rule, with round numbers."""
     config = tf.tpu.experimental.embedding

@@ -75,7 +75,7 @@ def test_addresses_and_tasks(monkeypatch):
     assert environment["SOME_SETTING"] == "on"
     assert json.loads(environment["TF_CONFIG"]) == {
         "cluster": cluster, "task": {"type": "worker", "index": 1}}
-    assert len(set(local_cluster.free_ports(5))) == 5
+    assert len(set(processes.free_ports(5))) == 5
 
 
 def test_a_program_is_refused_that_is_not_there():

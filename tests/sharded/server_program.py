@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.processes import free_ports
+from tf_layoutmap.local_cluster.processes import free_ports
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 tpu = tf.tpu.experimental.embedding

@@ -17,13 +17,12 @@ Security: see `tf_layoutmap.server`.
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 
 from absl import app, flags
 
-from tf_layoutmap.local_cluster.processes import Group
+from tf_layoutmap.local_cluster.processes import Group, free_ports
 
 _PS = flags.DEFINE_integer(
     "ps", 1, "How many parameter servers; 0 for none.", lower_bound=0)
@@ -35,18 +34,6 @@ _RESTART = flags.DEFINE_bool(
 
 _HOST = "127.0.0.1"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of 127.0.0.1 that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((_HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def addresses_of(sizes: dict[str, int], ports: Sequence[int],

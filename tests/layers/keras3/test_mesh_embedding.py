@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.layers import models
 from tests.layers.models import weighted_sum
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 
@@ -76,14 +77,7 @@ def fit(model, num_steps=20, **options):
 
 
 def assert_same_tables(first, second):
-    """Rows, slot variables and step counts, to the bit."""
-    a, b = table_of(first), table_of(second)
-    np.testing.assert_array_equal(a.embeddings.numpy(), b.embeddings.numpy())
-    assert a.optimizer.slots.keys() == b.optimizer.slots.keys()
-    for name, slot in a.optimizer.slots.items():
-        np.testing.assert_array_equal(
-            slot.numpy(), b.optimizer.slots[name].numpy(), err_msg=name)
-    assert int(a.optimizer.iterations) == int(b.optimizer.iterations)
+    models.assert_same_tables(table_of(first), table_of(second))
 
 
 @pytest.mark.parametrize("rule", RULES)
