@@ -40,6 +40,7 @@ LEVELS = {
     "vocabulary.first_values": 0,
     "layout.plan.key_matching": 0,
     "layout.mesh.shard_shapes": 0,
+    "layout.mesh.thread_value": 0,
     "layout.processes.compare": 0,
     "layout.tf_ops.einsum_axes": 0,
     "layout.tf_ops.slice_parts": 0,

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import tf_layoutmap as tlm
-from tests.real import placement
+from tests.real import placement, rounding
 from tests.real.compare import (
     CLOSE,
     check,
@@ -21,13 +21,7 @@ from tests.real.compare import (
     warnings_reported,
     without_mesh,
 )
-from tests.real.rounding import (
-    IN_FLOAT64,
-    ROUNDING_ALONE,
-    allowed,
-    allowed_of_outputs,
-    in_float64,
-)
+from tests.real.rounding import allowed_of_outputs
 
 STEPS = 4
 
@@ -101,23 +95,20 @@ def _run(case: ModelCase) -> None:
         model = _fresh(case)
     if made.status != "trained":
         return
-    def rounding() -> float:
-        most = allowed(plain_losses, lambda: _fit(_fresh(case), x, y))
-        if found.difference <= most:
-            return most
-        with in_float64():
-            expected = _fit(_fresh(case), x, y)
-            with tlm.layout_map_scope(layouts, init="host"):
-                model = _fresh(case)
-            return ROUNDING_ALONE if losses_differ_by(
-                expected, _fit(model, x, y)) < (
-                    IN_FLOAT64 * found.difference) else most
 
-    with check("fit", CLOSE, rounding) as found:
+    def on_mesh() -> list[float]:
+        with tlm.layout_map_scope(layouts, init="host"):
+            model = _fresh(case)
+        return _fit(model, x, y)
+
+    with check("fit", CLOSE, lambda: rounding.of_losses(
+            found.difference, plain_losses, lambda: _fit(_fresh(case), x, y),
+            on_mesh)) as found:
         losses = _fit(model, x, y)
         found.difference = losses_differ_by(plain_losses, losses)
     with tempfile.TemporaryDirectory() as folder:
         _files(case, pathlib.Path(folder), plain, model, kept)
+
     def rounding_of_outputs() -> float:
         def moved() -> float:
             _seed_anew(plain)

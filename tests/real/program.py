@@ -6,19 +6,13 @@ from collections.abc import Callable, Sequence
 import keras
 
 import tf_layoutmap as tlm
-from tests.real import placement
+from tests.real import placement, rounding
 from tests.real.compare import (
     CLOSE,
     check,
     losses_differ_by,
     warnings_reported,
     without_mesh,
-)
-from tests.real.rounding import (
-    IN_FLOAT64,
-    ROUNDING_ALONE,
-    allowed,
-    in_float64,
 )
 
 # What a program returns: its losses, and its models.
@@ -59,17 +53,9 @@ def _run(case: ProgramCase) -> None:
         layouts = placement.generic_map(models, placement.mesh())
         if not len(layouts):
             raise ValueError("no weight of the program is divided")
-    def rounding() -> float:
-        most = allowed(expected, lambda: _from_start(case.program)[0])
-        if found.difference <= most:
-            return most
-        with in_float64():
-            return ROUNDING_ALONE if losses_differ_by(
-                _from_start(case.program)[0],
-                _on_mesh(case, layouts)[0]) < (
-                    IN_FLOAT64 * found.difference) else most
-
-    with check("train", CLOSE, rounding) as found:
+    with check("train", CLOSE, lambda: rounding.of_losses(
+            found.difference, expected, lambda: _from_start(case.program)[0],
+            lambda: _on_mesh(case, layouts)[0])) as found:
         losses, models = _on_mesh(case, layouts)
         found.difference = losses_differ_by(expected, losses)
     if found.status not in ("trained", "differs"):

@@ -83,6 +83,28 @@ def allowed(expected, train: Callable[[], list[float]]) -> float:
     return min(FACTOR * moved, MOST)
 
 
+def of_losses(difference: float, expected,
+              train: Callable[[], list[float]],
+              train_on_mesh: Callable[[], list[float]]) -> float:
+    """Returns by how much losses on a mesh may differ.
+
+    Args:
+      difference: By how much they do.
+      expected: The losses without a mesh.
+      train: Trains once more without one, and returns the losses.
+      train_on_mesh: Trains once more on it, and returns the losses.
+
+    Returns:
+      At most `MOST`, or `ROUNDING_ALONE`.
+    """
+    most = allowed(expected, train)
+    if difference <= most:
+        return most
+    with in_float64():
+        there = losses_differ_by(train(), train_on_mesh())
+    return ROUNDING_ALONE if there < IN_FLOAT64 * difference else most
+
+
 def allowed_of_outputs(model: keras.Model,
                        differ_by: Callable[[], float]) -> float:
     """Returns by how much outputs may differ, at most `MOST`.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import keras
 
 from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
-from tf_layoutmap.vocabulary import epoch_stats
+from tf_layoutmap.vocabulary.logger_base import VocabularyLoggerBase
 
 
-class VocabularyLogger(keras.callbacks.Callback):
+class VocabularyLogger(VocabularyLoggerBase, keras.callbacks.Callback):
     """Adds what happened to open vocabularies to the logs of each epoch.
 
     The progress bar and the history of `fit` show it as `"words/load"`, where
@@ -34,43 +31,5 @@ class VocabularyLogger(keras.callbacks.Callback):
     0.0
     """
 
-    def __init__(
-        self, layer: TPUEmbedding, log_dir: str | None = None,
-        names: Sequence[str] = ("load", "share_known", "num_evicted"),
-    ):
-        """Makes the callback.
-
-        Args:
-          layer: Whose tables with open vocabularies it looks at.
-          log_dir: A folder for TensorBoard, or None.
-          names: What to tell: `"load"` and `"num_keys"` at the end of the
-            epoch; and of the epoch `"share_known"`: which share of the lookups
-            had a row before, `"num_lookups"`, `"num_admitted"`,
-            `"num_rejected"`, `"num_full"`, `"num_evicted"`,
-            `"num_expired"`. See `stats` of a vocabulary.
-
-        Raises:
-          TypeError: If `layer` is none.
-          ValueError: If a name is another one.
-        """
-        super().__init__()
-        if not isinstance(layer, TPUEmbedding):
-            raise TypeError(
-                "Argument `layer` must be a tlm.layers.TPUEmbedding. "
-                f"Received: {layer!r}.")
-        self._stats = epoch_stats.EpochStats(
-            lambda: layer.embedding.vocabularies, names, log_dir)
-
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None,
-    ) -> None:
-        """Remembers what was before."""
-        self._stats.begin()
-
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None,
-    ) -> None:
-        """Adds to the logs."""
-        found = self._stats.end(epoch)
-        if logs is not None:
-            logs.update(found)
+    layer_type = TPUEmbedding
+    layer_name = "tlm.layers.TPUEmbedding"

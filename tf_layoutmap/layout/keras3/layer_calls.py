@@ -1,6 +1,5 @@
 """Layers on a mesh, called with tensors from the host."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +10,13 @@ from tf_layoutmap import _keras_private
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import batches, pinning, trace_context
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 from tf_layoutmap.layout.plan import layer_limits
 from tf_layoutmap.layout.tf_ops import eager_operations
 
 dtensor = tf.experimental.dtensor
 
-_inside = threading.local()
+_is_inside = ThreadValue(False)
 
 
 def call(original: Callable[..., Any], layer: Any, *args: Any,
@@ -32,26 +32,21 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
         return original(layer, *args, **kwargs)
     if not tf.executing_eagerly():
         return _traced(original, layer, context.mesh, args, kwargs)
-    if getattr(_inside, "call", False):
+    if _is_inside.get():
         return original(layer, *args, **kwargs)
     flat = keras.tree.flatten((args, kwargs))
     if any(isinstance(x, keras.KerasTensor) for x in flat):
         return original(layer, *args, **kwargs)
     from_host = any(batches.is_host_value(x) for x in flat)
-    _inside.call = True
-    try:
-        with trace_context.default_mesh(context.mesh), (
-                eager_operations.strictly(context.layout_map.strict)):
-            if from_host:
-                args, kwargs = keras.tree.map_structure(
-                    lambda x: batches.replicated(x, context.mesh),
-                    (args, kwargs))
-            outputs = original(layer, *args, **kwargs)
-            if from_host:
-                outputs = keras.tree.map_structure(batches.readable, outputs)
-            return outputs
-    finally:
-        _inside.call = False
+    with _is_inside.set_to(True), trace_context.default_mesh(context.mesh), (
+            eager_operations.strictly(context.layout_map.strict)):
+        if from_host:
+            args, kwargs = keras.tree.map_structure(
+                lambda x: batches.replicated(x, context.mesh), (args, kwargs))
+        outputs = original(layer, *args, **kwargs)
+        if from_host:
+            outputs = keras.tree.map_structure(batches.readable, outputs)
+        return outputs
 
 
 def _traced(original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any,

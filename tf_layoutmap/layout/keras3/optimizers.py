@@ -1,8 +1,7 @@
 """Optimizers whose variables are placed on the mesh of the weights."""
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +10,7 @@ from tf_layoutmap.layout.keras3 import embedding_rows, move_state
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import trace_context
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 from tf_layoutmap.layout.variables import all_or_nothing
 
 dtensor = tf.experimental.dtensor
@@ -42,7 +42,7 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
                  if isinstance(v, MeshVariable)), None)
     scope = (trace_context.default_mesh(context.mesh)
              if context is not None and tf.executing_eagerly()
-             else contextlib.nullcontext())
+             else nullcontext())
     if context is not None:
         grads = [_like_its_weight(_with_static_shape(g, v), v)
                  for g, v in zip(grads, variables)]
@@ -54,21 +54,18 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
             None if trainable_variables is None else variables)
 
 
-_state = threading.local()
+# The context of the weights, and the axis that divides rows, by their shape.
+_now: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
+    (None, {}))
 
 
-@contextlib.contextmanager
-def _applying(context: Any, variables: Iterable[Any]) -> Iterator[None]:
-    before = getattr(_state, "now", (None, {}))
+def _applying(context: Any, variables: Iterable[Any],
+              ) -> AbstractContextManager[None]:
     # Slot variables have the layout and the shape of their weight.
     axes = {} if context is None else {
         tuple(v.shape): axis for v in variables
         if (axis := embedding_rows.axis_of(v)) is not None}
-    _state.now = context, axes
-    try:
-        yield
-    finally:
-        _state.now = before
+    return _now.set_to((context, axes))
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
@@ -78,7 +75,7 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     at run time only, and DTensor cannot divide what has no known size. An
     update has no such rows: divisors of optimizers are above zero.
     """
-    context, axes = getattr(_state, "now", (None, {}))
+    context, axes = _now.get()
     if (context is None or
             not isinstance(dividend, tf.IndexedSlices) or
             len(getattr(divisor, "shape", ())) == 0):

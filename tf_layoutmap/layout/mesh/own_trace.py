@@ -4,18 +4,15 @@ That it is for a mesh is found out when it first reads a weight. That nothing of
 it can be divided is found out at a loop that cannot be unrolled.
 """
 
-import contextlib
 import enum
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import trace_context
 from tf_layoutmap.layout.mesh.layouts import Mesh
-
-_thread = threading.local()
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 
 
 class Stage(enum.Enum):
@@ -46,15 +43,13 @@ class TraceAgain(BaseException):
         self.why = why
 
 
-@contextlib.contextmanager
-def at(stage: Stage, is_strict: bool = False) -> Iterator[None]:
+# And whether a layout map refuses what cannot be divided.
+_now: ThreadValue[tuple[Stage | None, bool]] = ThreadValue((None, False))
+
+
+def at(stage: Stage, is_strict: bool = False) -> AbstractContextManager[None]:
     """While open, functions that this thread traces are at this stage."""
-    before = _now()
-    _thread.now = stage, is_strict
-    try:
-        yield
-    finally:
-        _thread.now = before
+    return _now.set_to((stage, is_strict))
 
 
 def needs_mesh(mesh: Mesh, is_strict: bool) -> None:
@@ -63,7 +58,7 @@ def needs_mesh(mesh: Mesh, is_strict: bool) -> None:
     Raises:
       TraceAgain: The function is traced as for one device.
     """
-    if _now()[0] is Stage.UNKNOWN and not (
+    if _now.get()[0] is Stage.UNKNOWN and not (
             tf.executing_eagerly() or _tf_private.in_save_context() or
             trace_context.mesh_of_operation() is not None):
         raise TraceAgain(mesh, is_strict)
@@ -75,15 +70,11 @@ def cannot_be_divided(mesh: Mesh, why: str) -> None:
     Raises:
       TraceAgain: The function is a user's.
     """
-    stage, is_strict = _now()
+    stage, is_strict = _now.get()
     if stage is Stage.ON_MESH:
         raise TraceAgain(mesh, is_strict, why)
 
 
 def is_whole() -> bool:
     """Whether nothing of what is traced is divided."""
-    return _now()[0] is Stage.WHOLE
-
-
-def _now() -> tuple[Stage | None, bool]:
-    return getattr(_thread, "now", (None, False))
+    return _now.get()[0] is Stage.WHOLE

@@ -1,7 +1,6 @@
 """For which mesh this thread traces, and what divides its batches."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -10,10 +9,12 @@ from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import graph_optimizer, pinning, step_errors
 from tf_layoutmap.layout.mesh.layouts import Mesh
 from tf_layoutmap.layout.mesh.prepare import prepare_process
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 
 dtensor = tf.experimental.dtensor
 
-_scopes = threading.local()
+# The mesh, and the axis that cuts batches.
+_now: ThreadValue[tuple[Mesh | None, str | None]] = ThreadValue((None, None))
 
 
 @contextlib.contextmanager
@@ -35,16 +36,13 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     """
     prepare_process()
     error = None
-    before = _now()
     step_errors.complete_groups(mesh)
-    with dtensor.default_mesh(mesh), graph_optimizer.switched_off():
-        _scopes.now = mesh, batch_dim
+    with (dtensor.default_mesh(mesh), graph_optimizer.switched_off(),
+          _now.set_to((mesh, batch_dim))):
         try:
             yield
         except BaseException as raised:
             error = raised
-        finally:
-            _scopes.now = before
     if error is not None:
         # Outside of the scope, where devices are asked for more of them.
         with step_errors.errors_once(mesh):
@@ -58,7 +56,7 @@ def traced_for_mesh() -> bool:
 
 def mesh_of_trace() -> Mesh | None:
     """Returns the mesh of the innermost `default_mesh` here, or None."""
-    return _now()[0]
+    return _now.get()[0]
 
 
 def mesh_of_operation() -> Mesh | None:
@@ -76,22 +74,12 @@ def mesh_of_operation() -> Mesh | None:
 
 def batch_dim_of_trace() -> str | None:
     """Returns the mesh axis that cuts the batches of a step, or None."""
-    return _now()[1]
+    return _now.get()[1]
 
 
-@contextlib.contextmanager
-def batches_undivided() -> Iterator[None]:
+def batches_undivided() -> contextlib.AbstractContextManager[None]:
     """While open, no axis cuts the batches of what this thread traces."""
-    before = _now()
-    _scopes.now = before[0], None
-    try:
-        yield
-    finally:
-        _scopes.now = before
-
-
-def _now() -> tuple[Mesh | None, str | None]:
-    return getattr(_scopes, "now", (None, None))
+    return _now.set_to((mesh_of_trace(), None))
 
 
 def _of_a_dataset() -> bool:

@@ -48,7 +48,8 @@ def gathers_weights(layer: Any) -> bool:
     """
     if isinstance(layer, _tf_keras_embedding()):
         layout = getattr(layer.embeddings, "layout", None)
-        return layout is not None and not _is_whole(layout.sharding_specs[0])
+        return layout is not None and (
+            layout.sharding_specs[0] != tf.experimental.dtensor.UNSHARDED)
     return is_kind(layer, CONVOLUTIONS + _GATED)
 
 
@@ -83,10 +84,6 @@ def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
     # Layers of ours check their own weights.
     problems_of_layout = getattr(layer, "problems_of_layout", None)
     return [] if problems_of_layout is None else problems_of_layout(axes)
-
-
-def _is_whole(spec: str) -> bool:
-    return spec == tf.experimental.dtensor.UNSHARDED
 
 
 def _tf_keras_embedding() -> tuple[type, ...]:

@@ -12,9 +12,9 @@ from tf_layoutmap.layout.plan import layer_limits
 from tf_layoutmap.layout.tf_keras import found_variables, mapping
 from tf_layoutmap.layout.tf_keras.context import (
     context_of,
-    flag,
     is_building,
-    state,
+    is_calling,
+    mesh_of_step,
     using,
 )
 from tf_layoutmap.layout.variables import gathered_reads
@@ -33,7 +33,7 @@ def build(model: Any, inputs: Any) -> None:
 
         specs = tf.nest.map_structure(
             lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
-        with using(model._layout_map), flag("building"):
+        with using(model._layout_map), is_building.set_to(True):
             tf.function(trace, autograph=False).get_concrete_function(specs)
     mapping.map_model(model, context_of(model))
     context_of(model).check_all_patterns_used()
@@ -46,9 +46,9 @@ def _takes_training(model: Any) -> bool:
 def build_model(original: Callable[..., Any], model: Any, *args: Any,
                 **kwargs: Any) -> Any:
     """Builds from shapes; weights get their values at the end."""
-    if context_of(model) is None or is_building():
+    if context_of(model) is None or is_building.get():
         return original(model, *args, **kwargs)
-    with using(model._layout_map), flag("building"):
+    with using(model._layout_map), is_building.set_to(True):
         result = original(model, *args, **kwargs)
     mapping.map_model(model, context_of(model))
     return result
@@ -60,17 +60,17 @@ def call_model(original: Callable[..., Any], model: Any, *args: Any,
     context = context_of(model)
     if context is None:
         return original(model, *args, **kwargs)
-    if is_building() or not tf.executing_eagerly():
+    if is_building.get() or not tf.executing_eagerly():
         # tf_keras' own call would build the weights of an inner model here.
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     flat = tf.nest.flatten((args, kwargs))
     if any(tf_keras.backend.is_keras_tensor(x) for x in flat if
-           tf.is_tensor(x)) or getattr(state, "calling", False):
+           tf.is_tensor(x)) or is_calling.get():
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     inputs = args[0] if args else kwargs["inputs"]
     build(model, tf.nest.map_structure(_with_shape, inputs))
     from_host = any(batches.is_host_value(x) for x in flat)
-    with flag("calling"), trace_context.default_mesh(context.mesh):
+    with is_calling.set_to(True), trace_context.default_mesh(context.mesh):
         if from_host:
             args, kwargs = tf.nest.map_structure(
                 lambda x: batches.replicated(x, context.mesh),
@@ -87,7 +87,7 @@ def _with_shape(x: Any) -> Any:
 def call_layer(original: Callable[..., Any], layer: Any, *args: Any,
                **kwargs: Any) -> Any:
     """Calls a layer; on a mesh keeps some layers batch-parallel."""
-    mesh = getattr(state, "mesh", None)
+    mesh = mesh_of_step.get()
     if mesh is None or tf.executing_eagerly() or (
             not trace_context.traced_for_mesh()):
         return original(layer, *args, **kwargs)

@@ -1,16 +1,19 @@
 """What tf_keras models and this thread know of their layout map."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 
-# Of this thread: `building`, `calling` (see `flag`) and `mesh`, that of the
-# step that runs.
-state = threading.local()
+# Whether a model is traced only to make its weights.
+is_building = ThreadValue(False)
+# Whether a model is called eagerly, with tensors on its mesh.
+is_calling = ThreadValue(False)
+# That of the step that runs.
+mesh_of_step: ThreadValue[Mesh | None] = ThreadValue(None)
 
 
 class TfKerasMap:
@@ -31,22 +34,6 @@ def context_of(model: Any) -> Any:
     """Returns the context of a tf_keras model, or None."""
     layout_map = getattr(model, "_layout_map", None)
     return layout_map.context if isinstance(layout_map, TfKerasMap) else None
-
-
-def is_building() -> bool:
-    """Whether this thread traces a model only to make its weights."""
-    return getattr(state, "building", False)
-
-
-@contextlib.contextmanager
-def flag(name: str) -> Iterator[None]:
-    """While open, `name` is True in `state`."""
-    before = getattr(state, name, False)
-    setattr(state, name, True)
-    try:
-        yield
-    finally:
-        setattr(state, name, before)
 
 
 @contextlib.contextmanager

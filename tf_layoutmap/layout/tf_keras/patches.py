@@ -73,7 +73,7 @@ def map_model(original: Callable[..., Any], model: Any,
     if not isinstance(layout_map, TfKerasMap):
         return original(model, layout_map)
     # An inner model's weights have their names when the outer one is built.
-    if not is_building():
+    if not is_building.get():
         tf_keras_mapping.map_model(model, context_of(model))
     return model
 

@@ -9,7 +9,7 @@ from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layout.step import array_data, step_functions
 from tf_layoutmap.layout.step.mesh_step import MeshStep
 from tf_layoutmap.layout.tf_keras import calls, optimizers
-from tf_layoutmap.layout.tf_keras.context import context_of, state
+from tf_layoutmap.layout.tf_keras.context import context_of, mesh_of_step
 
 
 class _Step(MeshStep):
@@ -31,11 +31,8 @@ class _Step(MeshStep):
         return outputs
 
     def __call__(self, batch: Any) -> Any:
-        state.mesh = self.context.mesh
-        try:
+        with mesh_of_step.set_to(self.context.mesh):
             return super().__call__(batch)
-        finally:
-            state.mesh = None
 
 
 def _over_iterator(step: _Step) -> Callable[[Any], Any]:

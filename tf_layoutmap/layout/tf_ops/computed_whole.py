@@ -6,17 +6,19 @@ traced again with that operation marked: its inputs and its results are then
 given a layout that leaves samples, or all of it, whole.
 """
 
-import contextlib
+from __future__ import annotations
+
 import enum
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import pinning
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 from tf_layoutmap.layout.tf_ops.known_values import as_constant, is_shape
 
 # The attribute that carries an operation's name into the compiler's errors.
@@ -24,7 +26,7 @@ NAME_ATTRIBUTE = "_layoutmap_name"
 # Operations without inputs that a layout could be asked of.
 _NEVER = frozenset(("Placeholder", "NoOp", "Const"))
 
-_thread = threading.local()
+_trace: ThreadValue[_Trace | None] = ThreadValue(None)
 
 
 class Extent(enum.IntEnum):
@@ -48,15 +50,9 @@ class Marks:
         self.extents: dict[str, Extent] = {}
         self.refused = False
 
-    @contextlib.contextmanager
-    def applied(self, mesh: Mesh) -> Iterator[None]:
+    def applied(self, mesh: Mesh) -> AbstractContextManager[None]:
         """While open, functions that this thread traces heed these marks."""
-        before = getattr(_thread, "trace", None)
-        _thread.trace = _Trace(self, mesh) if self.refused else None
-        try:
-            yield
-        finally:
-            _thread.trace = before
+        return _trace.set_to(_Trace(self, mesh) if self.refused else None)
 
 
 class _Trace:
@@ -95,7 +91,7 @@ def create(original: Callable[..., Any], graph: Any, op_type: str,
       *args: `dtypes, input_types, name, attrs, op_def, compute_device`.
       **kwargs: The same by name.
     """
-    trace = getattr(_thread, "trace", None)
+    trace = _trace.get()
     if trace is None or op_type in _NEVER:
         return original(graph, op_type, inputs, *args, **kwargs)
     given = dict(zip(("dtypes", "input_types", "name", "attrs", "op_def",
@@ -122,12 +118,9 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh) -> Any:
     if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x):
         return x
     # What is relaid must not be relaid for it again.
-    before, _thread.trace = _thread.trace, None
-    try:
+    with _trace.set_to(None):
         pin = pinning.whole if extent == Extent.ALL else pinning.whole_samples
         return pin(x, mesh)
-    finally:
-        _thread.trace = before
 
 
 def named_alike(name: str, names: Sequence[str]) -> list[str]:

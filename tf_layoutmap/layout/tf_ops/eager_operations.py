@@ -1,33 +1,27 @@
 """Eager operations on a mesh that DTensor refuses to divide: run whole."""
 
-import contextlib
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import error_messages, pinning
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 
-_thread = threading.local()
+_is_strict = ThreadValue(False)
 # Of which this process has been told.
 _told: set[str] = set()
 
 
-@contextlib.contextmanager
-def strictly(is_strict: bool) -> Iterator[None]:
+def strictly(is_strict: bool) -> AbstractContextManager[None]:
     """While open, this thread runs such operations only if not `is_strict`."""
-    before = getattr(_thread, "is_strict", False)
-    _thread.is_strict = is_strict
-    try:
-        yield
-    finally:
-        _thread.is_strict = before
+    return _is_strict.set_to(is_strict)
 
 
 def may_run_whole(message: str) -> bool:
     """Whether an operation that failed so can be run on whole inputs."""
-    return not getattr(_thread, "is_strict", False) and (
+    return not _is_strict.get() and (
         error_messages.finding_of(message) is not None)
 
 

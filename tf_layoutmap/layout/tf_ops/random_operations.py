@@ -4,12 +4,12 @@ DTensor lets each device draw its own part, with a seed of its own, or has no
 rule. Here every device draws all numbers from the same seed, and uses its part.
 """
 
-import contextlib
 import functools
 import inspect
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_layoutmap import _ops, _tf_private
 from tf_layoutmap.layout.mesh import pinning, trace_context
 from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 from tf_layoutmap.layout.tf_ops import correction
 
 dtensor = tf.experimental.dtensor
@@ -25,7 +26,7 @@ _SHARED_SEED = "tf_layoutmap/seed_of_random_operations"
 _WAIT_SECONDS = 60.0
 _lock = threading.Lock()
 _drawn: list[int] = []
-_thread = threading.local()
+_in_parts = ThreadValue(False)
 
 
 def correct(original: Callable[..., Any],
@@ -72,19 +73,14 @@ def seeded(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
 def stateless(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
               **kwargs: Any) -> Any:
     """Draws all numbers on every device, unless in `drawn_in_parts`."""
-    if getattr(_thread, "in_parts", False):
+    if _in_parts.get():
         return original(*args, **kwargs)
     return pinning.whole(original(*args, **kwargs), mesh)
 
 
-@contextlib.contextmanager
-def drawn_in_parts() -> Iterator[None]:
+def drawn_in_parts() -> AbstractContextManager[None]:
     """While open, devices draw their own parts: first values of weights."""
-    _thread.in_parts = True
-    try:
-        yield
-    finally:
-        _thread.in_parts = False
+    return _in_parts.set_to(True)
 
 
 def _new_seed() -> int:

@@ -6,19 +6,19 @@ That device takes tensors on a mesh only. What this package saves are slices on
 the host, of variables on a mesh and of tables in shards alike.
 """
 
-import contextlib
 import copy
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 
 dtensor = tf.experimental.dtensor
 
-_thread = threading.local()
+_is_dtensors = ThreadValue(False)
 
 
 def save(original: Callable, saver: Any, file_prefix: Any,
@@ -44,18 +44,12 @@ def are_slices() -> bool:
     DTensor's own operations write all of it; and `DTensorCheckpoint` knows no
     others.
     """
-    return dtensor.num_clients() == 1 and not getattr(
-        _thread, "is_dtensors", False)
+    return dtensor.num_clients() == 1 and not _is_dtensors.get()
 
 
-@contextlib.contextmanager
-def _tensors_for(saver: Any) -> Iterator[None]:
-    before = getattr(_thread, "is_dtensors", False)
-    _thread.is_dtensors = isinstance(saver, _tf_private.DTrackableSaver)
-    try:
-        yield
-    finally:
-        _thread.is_dtensors = before
+def _tensors_for(saver: Any) -> AbstractContextManager[None]:
+    return _is_dtensors.set_to(
+        isinstance(saver, _tf_private.DTrackableSaver))
 
 
 def _options_for(saver: Any, options: Any) -> Any:

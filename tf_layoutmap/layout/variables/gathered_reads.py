@@ -1,7 +1,8 @@
 """Functions that are computed whole: their variables are gathered when read."""
 
+from __future__ import annotations
+
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,11 +11,13 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import trace_context
 from tf_layoutmap.layout.mesh.layouts import Layout
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
-_thread = threading.local()
+_now: ThreadValue[GatheredReads | None] = ThreadValue(None)
+_in_layer = ThreadValue(False)
 
 
 class GatheredReads:
@@ -30,13 +33,8 @@ class GatheredReads:
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """While open, what this thread traces reads variables whole."""
-        before = now()
-        _thread.now = self
-        try:
-            with trace_context.batches_undivided():
-                yield
-        finally:
-            _thread.now = before
+        with _now.set_to(self), trace_context.batches_undivided():
+            yield
 
     def read(self, variable: Any,
              read: Callable[[], tf.Tensor] | None = None) -> tf.Tensor:
@@ -61,28 +59,22 @@ class GatheredReads:
                 axes, value, layout, divides_gradient=False)
 
 
-@contextlib.contextmanager
-def of_layer() -> Iterator[None]:
+def of_layer() -> contextlib.AbstractContextManager[None]:
     """While open, a layer of tf_keras is called that needs weights whole.
 
     Weights of Keras 3 find out by themselves whose they are.
     """
-    before = in_such_a_layer()
-    _thread.of_layer = True
-    try:
-        yield
-    finally:
-        _thread.of_layer = before
+    return _in_layer.set_to(True)
 
 
 def in_such_a_layer() -> bool:
     """Whether this thread is inside of `of_layer`."""
-    return getattr(_thread, "of_layer", False)
+    return _in_layer.get()
 
 
 def now() -> GatheredReads | None:
     """Returns what the function reads by that this thread traces, or None."""
-    return getattr(_thread, "now", None)
+    return _now.get()
 
 
 def gathered_along(axes: set[str], tensor: tf.Tensor, layout: Layout,

@@ -1,0 +1,57 @@
+"""A callback of `fit` that tells what happened to vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tf_layoutmap.vocabulary import epoch_stats
+
+
+class VocabularyLoggerBase:
+    """Adds to the logs of each epoch; a mixin for callbacks of either Keras."""
+
+    # Whose tables it looks at, and its public name.
+    layer_type: ClassVar[type]
+    layer_name: ClassVar[str]
+
+    def __init__(
+        self, layer: Any, log_dir: str | None = None,
+        names: Sequence[str] = ("load", "share_known", "num_evicted"),
+    ):
+        """Makes the callback.
+
+        Args:
+          layer: Whose tables with open vocabularies it looks at.
+          log_dir: A folder for TensorBoard, or None.
+          names: What to tell: `"load"` and `"num_keys"` at the end of the
+            epoch; and of the epoch `"share_known"`: which share of the lookups
+            had a row before, `"num_lookups"`, `"num_admitted"`,
+            `"num_rejected"`, `"num_full"`, `"num_evicted"`,
+            `"num_expired"`. See `stats` of a vocabulary.
+
+        Raises:
+          TypeError: If `layer` is none.
+          ValueError: If a name is another one.
+        """
+        super().__init__()
+        if not isinstance(layer, self.layer_type):
+            raise TypeError(
+                f"Argument `layer` must be a {self.layer_name}. Received: "
+                f"{layer!r}.")
+        self._stats = epoch_stats.EpochStats(
+            lambda: layer.embedding.vocabularies, names, log_dir)
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None,
+    ) -> None:
+        """Remembers what was before."""
+        self._stats.begin()
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None,
+    ) -> None:
+        """Adds to the logs."""
+        found = self._stats.end(epoch)
+        if logs is not None:
+            logs.update(found)
