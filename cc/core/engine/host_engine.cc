@@ -116,9 +116,7 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
   int64_t num_ids = 0;
   // What is there, not what the batch says of itself: it is unchecked yet.
   for (const FeatureInput<Tid>& feature : features) {
-    num_ids +=
-        static_cast<int64_t>(feature.ids.size() + feature.splits.size()) /
-        feature.num_columns;
+    num_ids += static_cast<int64_t>(feature.ids.size() + feature.splits.size());
   }
   const int64_t num_features = static_cast<int64_t>(features.size());
   // About 4 ns for an id, and for the splits of a sample.
@@ -138,10 +136,10 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
 Status HostEngine::MakeBatch(const PackedInput& input,
                              const ParallelFor& parallel_for,
                              std::shared_ptr<const Batch>* batch) const {
-  std::vector<int64_t> starts;
-  std::vector<FeatureInput<int64_t>> features;
-  LM_RETURN_IF_ERROR(ReadPacked(config_.features, input, &starts, &features));
-  return MakeBatch(features, parallel_for, batch);
+  UnpackedIds unpacked;
+  LM_RETURN_IF_ERROR(
+      UnpackedIds::Make(config_.features, input, parallel_for, &unpacked));
+  return MakeBatch(unpacked.features(), parallel_for, batch);
 }
 
 Status HostEngine::CheckRoom(int32_t replica, bool training) const {

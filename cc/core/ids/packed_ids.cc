@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/ragged_ids.h"
@@ -38,11 +39,8 @@ Status WrongSizes(int64_t sample, int64_t num_columns) {
       to_string(num_columns) + " columns. Received: others");
 }
 
-}  // namespace
-
-Status ReadPacked(const std::vector<FeatureSpec>& specs,
-                  const PackedInput& input, std::vector<int64_t>* starts,
-                  std::vector<FeatureInput<int64_t>>* features) {
+Status CheckShape(const std::vector<FeatureSpec>& specs,
+                  const PackedInput& input) {
   const MatrixView<const int64_t>& ids = input.ids;
   const auto num_features = static_cast<int64_t>(specs.size());
   if (ids.num_rows > INT32_MAX || ids.dim < 1 + num_features) {
@@ -62,37 +60,179 @@ Status ReadPacked(const std::vector<FeatureSpec>& specs,
         ". Received: " + to_string(input.weights.num_rows) + " x " +
         to_string(input.weights.dim));
   }
-  starts->resize(ids.num_rows * (num_features + 1));
-  int64_t* next = starts->data();
-  for (int64_t s = 0; s < ids.num_rows; ++s) {
-    const int64_t* row = ids.row(s);
+  return Status();
+}
+
+// Samples that one thread reads. All features of a sample are read while its
+// columns are in the cache: a feature at a time would take a cache line an id.
+constexpr int64_t kSamplesPerChunk = 256;
+
+// Elements that a column of `size` int64 takes among others: an odd number of
+// cache lines. All columns are written at once, and lines of columns a power of
+// two apart would push each other out of the first-level cache.
+int64_t PaddedSize(int64_t size) {
+  constexpr int64_t kLine = 64 / sizeof(int64_t);
+  return kLine * ((size / kLine + 1) | 1);
+}
+
+// Adds the numbers of ids of samples [begin, end) to `totals`, by feature.
+Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
+                int64_t begin, int64_t end, int64_t* totals) {
+  const auto num_features = static_cast<int64_t>(specs.size());
+  for (int64_t s = begin; s < end; ++s) {
+    const int64_t* row = input.ids.row(s);
     if (row[0] != input.mark) return WrongMark(specs, s);
-    int64_t used = 1 + num_features;
-    bool bad = false;
+    int64_t room = input.ids.dim - 1 - num_features;
     for (int64_t f = 0; f < num_features; ++f) {
-      *next++ = s * ids.dim + used;
+      const int64_t size = row[1 + f];
       // Also a negative number is too many.
-      bad |= static_cast<uint64_t>(row[1 + f]) >
-             static_cast<uint64_t>(ids.dim - used);
-      if (bad) return WrongSizes(s, ids.dim);
-      used += row[1 + f];
+      if (static_cast<uint64_t>(size) > static_cast<uint64_t>(room)) {
+        return WrongSizes(s, input.ids.dim);
+      }
+      room -= size;
+      totals[f] += size;
     }
-    *next++ = s * ids.dim + used;
-  }
-  features->resize(specs.size());
-  for (int64_t f = 0; f < num_features; ++f) {
-    FeatureInput<int64_t>& feature = (*features)[f];
-    feature.form = Form::kPacked;
-    feature.ids = {ids.data, ids.num_rows * ids.dim};
-    feature.splits = *starts;
-    feature.num_samples = ids.num_rows;
-    if (input.weights.data != nullptr) {
-      feature.weights = {input.weights.data, ids.num_rows * ids.dim};
-    }
-    feature.column = f;
-    feature.num_columns = num_features + 1;
   }
   return Status();
+}
+
+}  // namespace
+
+// What is known of each chunk of samples, by chunk and feature.
+struct UnpackedIds::Chunks {
+  Chunks(int64_t num_samples, int64_t num_features)
+      : count((num_samples + kSamplesPerChunk - 1) / kSamplesPerChunk),
+        num_features(num_features),
+        statuses(count),
+        next(count * num_features),
+        all_one(count * num_features, 1) {}
+
+  int64_t count, num_features;
+  std::vector<Status> statuses;
+  // First how many ids there are, then where they go.
+  std::vector<int64_t> next;
+  std::vector<uint8_t> all_one;
+};
+
+Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
+                         const PackedInput& input,
+                         const ParallelFor& parallel_for,
+                         UnpackedIds* unpacked) {
+  LM_RETURN_IF_ERROR(CheckShape(specs, input));
+  const int64_t num_samples = input.ids.num_rows;
+  const auto num_features = static_cast<int64_t>(specs.size());
+  Chunks chunks(num_samples, num_features);
+  const auto for_chunks = [&](const auto& work) {
+    // A nanosecond or two a column.
+    parallel_for(chunks.count, 2 * kSamplesPerChunk * (1 + num_features),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t c = begin; c < end; ++c) {
+                     const int64_t first = c * kSamplesPerChunk;
+                     work(c, first,
+                          std::min(first + kSamplesPerChunk, num_samples));
+                   }
+                 });
+  };
+  for_chunks([&](int64_t c, int64_t first, int64_t last) {
+    chunks.statuses[c] = CountIds(specs, input, first, last,
+                                  chunks.next.data() + c * num_features);
+  });
+  // The first one, whichever was found first.
+  for (const Status& status : chunks.statuses) LM_RETURN_IF_ERROR(status);
+
+  UnpackedIds made;
+  made.num_samples_ = num_samples;
+  int64_t start = 0;
+  for (int64_t f = 0; f < num_features; ++f) {
+    made.starts_.push_back(start);
+    for (int64_t c = 0; c < chunks.count; ++c) {
+      start += std::exchange(chunks.next[c * num_features + f], start);
+    }
+    start = made.starts_[f] + PaddedSize(start - made.starts_[f]);
+  }
+  // What is read is written below: clearing them first would take as long.
+  made.ids_.reset(new int64_t[start]);
+  made.splits_.reset(new int64_t[num_features * PaddedSize(num_samples + 1)]);
+  if (input.weights.data != nullptr) made.weights_.reset(new float[start]);
+
+  for (int64_t f = 0; f < num_features; ++f) {
+    made.splits_[f * PaddedSize(num_samples + 1)] = 0;
+  }
+  for_chunks([&](int64_t c, int64_t first, int64_t last) {
+    made.WriteIds(input, first, last, chunks.next.data() + c * num_features);
+  });
+  if (made.weights_ != nullptr) {
+    for_chunks([&](int64_t c, int64_t first, int64_t last) {
+      made.WriteWeights(input, first, last,
+                        chunks.all_one.data() + c * num_features);
+    });
+  }
+  made.all_one_.assign(num_features, true);
+  for (int64_t i = 0; i < chunks.count * num_features; ++i) {
+    if (!chunks.all_one[i]) made.all_one_[i % num_features] = false;
+  }
+  *unpacked = std::move(made);
+  return Status();
+}
+
+void UnpackedIds::WriteIds(const PackedInput& input, int64_t first,
+                           int64_t last, int64_t* next) {
+  const auto num_features = static_cast<int64_t>(starts_.size());
+  // All in registers: for the compiler any write might change the members.
+  int64_t* const ids = ids_.get();
+  const int64_t* const starts = starts_.data();
+  const int64_t stride = PaddedSize(num_samples_ + 1);
+  for (int64_t s = first; s < last; ++s) {
+    const int64_t* const sizes = input.ids.row(s) + 1;
+    const int64_t* from = sizes + num_features;
+    int64_t* split = splits_.get() + s + 1;
+    for (int64_t f = 0; f < num_features; ++f, split += stride) {
+      const int64_t size = sizes[f];
+      int64_t* const to = ids + next[f];
+      // Most features have one id.
+      if (size == 1) {
+        *to = *from;
+      } else {
+        std::copy_n(from, size, to);
+      }
+      from += size;
+      next[f] += size;
+      *split = next[f] - starts[f];
+    }
+  }
+}
+
+void UnpackedIds::WriteWeights(const PackedInput& input, int64_t first,
+                               int64_t last, uint8_t* all_one) {
+  const auto num_features = static_cast<int64_t>(starts_.size());
+  const int64_t stride = PaddedSize(num_samples_ + 1);
+  for (int64_t s = first; s < last; ++s) {
+    const float* from = input.weights.row(s) + 1 + num_features;
+    for (int64_t f = 0; f < num_features; ++f) {
+      const int64_t* const split = splits_.get() + f * stride + s;
+      float* to = weights_.get() + starts_[f] + split[0];
+      for (int64_t i = split[0]; i < split[1]; ++i, ++from, ++to) {
+        *to = *from;
+        all_one[f] &= *from == 1.0f;
+      }
+    }
+  }
+}
+
+std::vector<FeatureInput<int64_t>> UnpackedIds::features() const {
+  std::vector<FeatureInput<int64_t>> features(all_one_.size());
+  for (size_t f = 0; f < features.size(); ++f) {
+    const int64_t* splits = splits_.get() + f * PaddedSize(num_samples_ + 1);
+    const int64_t num_ids = splits[num_samples_];
+    features[f].ids = {ids_.get() + starts_[f], num_ids};
+    features[f].splits = {splits, num_samples_ + 1};
+    features[f].num_samples = num_samples_;
+    // A feature without weights has those of the others beside it.
+    if (weights_ != nullptr && !all_one_[f]) {
+      features[f].weights = {weights_.get() + starts_[f], num_ids};
+    }
+  }
+  return features;
 }
 
 Status IdPacker::Make(const std::vector<std::string>& names,

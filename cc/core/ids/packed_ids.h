@@ -5,9 +5,11 @@
 #define TF_LAYOUTMAP_CORE_IDS_PACKED_IDS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/ragged_ids.h"
@@ -28,12 +30,35 @@ struct PackedInput {
   MatrixView<const float> weights;  // no data: 1 each
 };
 
-// Checks what the features of a batch have in common, and views each of them
-// for `RaggedIds::Make`. The views look into `starts`, too: of each sample
-// where the ids of each feature start, and the last ones end.
-Status ReadPacked(const std::vector<FeatureSpec>& specs,
-                  const PackedInput& input, std::vector<int64_t>* starts,
-                  std::vector<FeatureInput<int64_t>>* features);
+// The features of a packed batch, each with its ids one after the other.
+class UnpackedIds {
+ public:
+  // Checks what the features have in common: marks, and where their ids are.
+  static Status Make(const std::vector<FeatureSpec>& specs,
+                     const PackedInput& input, const ParallelFor& parallel_for,
+                     UnpackedIds* unpacked);
+
+  // Views of each feature, for `RaggedIds::Make`.
+  std::vector<FeatureInput<int64_t>> features() const;
+
+ private:
+  struct Chunks;
+
+  // Take samples [first, last) of a checked batch. `next` says where the ids of
+  // each feature go; `all_one` becomes 0 where a weight is not 1.
+  void WriteIds(const PackedInput& input, int64_t first, int64_t last,
+                int64_t* next);
+  void WriteWeights(const PackedInput& input, int64_t first, int64_t last,
+                    uint8_t* all_one);
+
+  int64_t num_samples_ = 0;
+  std::vector<int64_t> starts_;  // of the ids of each feature
+  // Of each feature, whether all weights are 1, as if it had none.
+  std::vector<bool> all_one_;
+  std::unique_ptr<int64_t[]> ids_;
+  std::unique_ptr<int64_t[]> splits_;  // of each feature
+  std::unique_ptr<float[]> weights_;
+};
 
 // Makes a packed batch of features, some of which may have weights.
 class IdPacker {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/parallel_for_test.h"
 #include "cc/core/base/status.h"
 #include "cc/core/ids/combiner.h"
 #include "cc/core/ids/ragged_ids.h"
@@ -67,10 +69,11 @@ struct Packed {
 };
 
 Status Make(const Packed& packed, std::vector<RaggedIds>* made) {
-  std::vector<int64_t> starts;
-  std::vector<FeatureInput<int64_t>> features;
   const std::vector<FeatureSpec> specs = Specs();
-  LM_RETURN_IF_ERROR(ReadPacked(specs, packed.View(), &starts, &features));
+  UnpackedIds unpacked;
+  LM_RETURN_IF_ERROR(
+      UnpackedIds::Make(specs, packed.View(), UnevenFor(3), &unpacked));
+  const std::vector<FeatureInput<int64_t>> features = unpacked.features();
   made->resize(specs.size());
   for (size_t f = 0; f < specs.size(); ++f) {
     LM_RETURN_IF_ERROR(RaggedIds::Make(specs[f], features[f], &(*made)[f]));
@@ -118,7 +121,9 @@ void ExpectAsRagged(const Ids& features, const Packed& packed) {
 TEST(PackedIdsTest, AnyBatchIsWhatItsFeaturesAre) {
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
-    Ids features(3, std::vector<std::vector<int64_t>>(random() % 6));
+    // Now and then more samples than one thread reads at a time.
+    const size_t num_samples = i % 10 == 0 ? 700 : random() % 6;
+    Ids features(3, std::vector<std::vector<int64_t>>(num_samples));
     for (auto& feature : features) {
       for (auto& sample : feature) {
         sample.resize(random() % 4);
@@ -182,9 +187,8 @@ TEST(PackedIdsTest, BadBatchesAreRefused) {
   PackedInput input = good.View();
   const std::vector<float> weights(100);
   input.weights = {weights.data(), 2, 7};
-  std::vector<int64_t> starts;
-  std::vector<FeatureInput<int64_t>> read;
-  EXPECT_NE(ReadPacked(Specs(), input, &starts, &read)
+  UnpackedIds unpacked;
+  EXPECT_NE(UnpackedIds::Make(Specs(), input, SerialFor, &unpacked)
                 .message()
                 .find("Packed weights must be of the shape"),
             std::string::npos);

@@ -145,7 +145,6 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
       }
       return Status();
     case Form::kDense:
-    case Form::kPacked:  // became ragged before
       break;
   }
   const int64_t per_sample = num_samples > 0 ? num_ids / num_samples : 0;
@@ -162,50 +161,6 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
 }
 
 namespace {
-
-// One feature of a packed batch, its ids one after the other.
-template <typename Tid>
-struct Column {
-  explicit Column(const FeatureInput<Tid>& packed) {
-    const auto start_of = [&](int64_t sample) {
-      return packed.splits.data() + sample * packed.num_columns + packed.column;
-    };
-    splits.resize(packed.num_samples + 1);
-    for (int64_t s = 0; s < packed.num_samples; ++s) {
-      const int64_t* start = start_of(s);
-      splits[s + 1] = splits[s] + (start[1] - start[0]);
-    }
-    ids.resize(splits.back());
-    if (!packed.weights.empty()) weights.resize(splits.back());
-    bool all_one = true;
-    for (int64_t s = 0; s < packed.num_samples; ++s) {
-      const int64_t from = *start_of(s), size = splits[s + 1] - splits[s];
-      for (int64_t i = 0; i < size; ++i) {
-        ids[splits[s] + i] = packed.ids[from + i];
-      }
-      if (weights.empty()) continue;
-      for (int64_t i = 0; i < size; ++i) {
-        weights[splits[s] + i] = packed.weights[from + i];
-        all_one &= packed.weights[from + i] == 1.0f;
-      }
-    }
-    // A feature without weights has those of the others beside it.
-    if (all_one) weights.clear();
-  }
-
-  FeatureInput<Tid> Ragged() const {
-    FeatureInput<Tid> input;
-    input.ids = ids;
-    input.splits = splits;
-    input.num_samples = static_cast<int64_t>(splits.size()) - 1;
-    input.weights = weights;
-    return input;
-  }
-
-  std::vector<Tid> ids;
-  std::vector<int64_t> splits;
-  std::vector<float> weights;
-};
 
 int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
   return std::upper_bound(splits.begin(), splits.end(), i) - splits.begin() - 1;
@@ -342,10 +297,6 @@ Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range) {
 template <typename Tid>
 Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                        RaggedIds* ids) {
-  if (input.form == Form::kPacked) {
-    const Column<Tid> column(input);
-    return Make(spec, column.Ragged(), ids);
-  }
   if (spec.num_rows < 0 || spec.num_rows > kMaxNumRows) {
     return InvalidArgument(
         "Feature '" + spec.feature + "': table '" + spec.table +

@@ -48,8 +48,6 @@ enum class Form {
   kSparse,  // indices, [num_ids, 2] row-major: the sample, and the position
             // in it, which a sequence keeps
   kDense,   // unused: every sample has num_ids / num_samples ids
-  kPacked,  // where the ids of all features start, sample by sample, as
-            // `ReadPacked` makes it; so are ids and weights
 };
 
 template <typename Tid>
@@ -59,13 +57,9 @@ struct FeatureInput {
   Span<const int64_t> splits;
   int64_t num_samples = 0;
   Span<const float> weights;  // empty: 1 each
-  // Of a packed feature: sample s starts at splits[s * num_columns + column]
-  // and ends where the next value says.
-  int64_t column = 0;
-  int64_t num_columns = 1;
 };
 
-// The checked row_splits of an input that is not packed, [num_samples + 1].
+// The checked row_splits of an input, [num_samples + 1].
 template <typename Tid>
 Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                   std::vector<int64_t>* splits);
