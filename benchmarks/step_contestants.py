@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from benchmarks import roof, workloads
+from benchmarks import roof, timing, workloads
 
 LEARNING_RATE = 0.05
 Batch = list[tuple[np.ndarray, np.ndarray]]
@@ -121,9 +121,11 @@ def contestants(
         "tlm.lookup": on(forms["ragged"], ours.lookup),
         "packed.lookup": on(forms["packed"], ours.lookup),
         "tf.lookup": on(forms["sparse"], theirs.lookup),
-        "roof.lookup": lambda i: machine.lookup(*lists[i % len(batches)]),
+        "roof.lookup": lambda i: timing.Milliseconds(
+            machine.lookup(*lists[i % len(batches)])),
         "tlm.train": on(forms["ragged"], ours.train),
         "packed.train": on(forms["packed"], ours.train),
         "tf.train": on(forms["sparse"], theirs.train),
-        "roof.update": lambda i: machine.update(unique[i % len(batches)]),
+        "roof.update": lambda i: timing.Milliseconds(
+            machine.update(unique[i % len(batches)])),
     }

@@ -57,7 +57,7 @@ def op_library(name, srcs, deps):
         deps = deps + ["@pip_deps//:tf"],
     )
 
-def python_module(name, module, srcs, deps, linkopts = [], tags = []):
+def python_module(name, module, srcs, deps, copts = [], linkopts = [], tags = []):
     """A Python module in C++.
 
     Args:
@@ -65,13 +65,14 @@ def python_module(name, module, srcs, deps, linkopts = [], tags = []):
       module: Its file name, with the suffix that Python wants.
       srcs: One of them has PYBIND11_MODULE.
       deps: All but pybind11.
+      copts: In addition to those of all native parts.
       linkopts: In addition to those of all libraries.
       tags: Of both targets.
     """
     cc_binary(
         name = module,
         srcs = srcs,
-        copts = COPTS + ["-fvisibility=hidden"],
+        copts = COPTS + ["-fvisibility=hidden"] + copts,
         linkopts = LIBRARY_LINKOPTS + linkopts,
         linkshared = True,
         tags = tags,

@@ -1,17 +1,20 @@
 // What this machine can do at best with random rows: plain C++ loops with
-// prefetch, over memory that comes from the same malloc as TensorFlow's, but
-// was written to before.
+// prefetch, compiled for this processor, over memory in large pages that was
+// written to before.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
 #include <vector>
 
+#include "cc/core/base/huge_pages.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
@@ -25,6 +28,9 @@ constexpr int64_t kAhead = 16;
 constexpr int kSecondLevel = 2;
 constexpr int64_t kFloatsPerLine = 16;
 
+// A cache line of floats.
+typedef float Line __attribute__((vector_size(64), aligned(4), may_alias));
+
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using layoutmap::Span;
 
@@ -36,25 +42,88 @@ void Check(const layoutmap::Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
+// Rows of kLines lines, whose sums stay in registers.
+template <int kLines>
+void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
+                 int64_t end, const float* table, float* out) {
+  constexpr int64_t kDim = kLines * kFloatsPerLine;
+  const int64_t last = splits[end] - 1;
+  for (int64_t s = begin; s < end; ++s) {
+    Line sums[kLines] = {};
+    for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
+      const float* ahead = table + ids[std::min(i + kAhead, last)] * kDim;
+      const float* row = table + ids[i] * kDim;
+      for (int c = 0; c < kLines; ++c) {
+        __builtin_prefetch(ahead + c * kFloatsPerLine, 0, kSecondLevel);
+        sums[c] += *reinterpret_cast<const Line*>(row + c * kFloatsPerLine);
+      }
+    }
+    for (int c = 0; c < kLines; ++c) {
+      float* to = out + s * kDim + c * kFloatsPerLine;
+      *reinterpret_cast<Line*>(to) = sums[c];
+    }
+  }
+}
+
+using LookupFunction = decltype(&LookupRange<1>);
+
+LookupFunction LookupOfDim(int64_t dim) {
+  switch (dim) {
+    case 16:
+      return LookupRange<1>;
+    case 32:
+      return LookupRange<2>;
+    case 64:
+      return LookupRange<4>;
+    case 128:
+      return LookupRange<8>;
+    case 256:
+      return LookupRange<16>;
+    default:
+      throw py::value_error("`dim` must be 16, 32, 64, 128 or 256");
+  }
+}
+
+void UpdateRange(int64_t dim, const int64_t* rows, int64_t begin, int64_t end,
+                 const std::vector<float>& gradients, float* table,
+                 float* slots) {
+  const int64_t num_gradients = static_cast<int64_t>(gradients.size()) / dim;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t ahead = rows[std::min(i + kAhead, end - 1)] * dim;
+    for (int64_t c = 0; c < dim; c += kFloatsPerLine) {
+      __builtin_prefetch(table + ahead + c, 1, kSecondLevel);
+      __builtin_prefetch(slots + ahead + c, 1, kSecondLevel);
+    }
+    const float* gradient = &gradients[i % num_gradients * dim];
+    float* row = table + rows[i] * dim;
+    float* slot = slots + rows[i] * dim;
+    for (int64_t c = 0; c < dim; ++c) {
+      slot[c] += gradient[c] * gradient[c];
+      row[c] -= gradient[c] * slot[c];
+    }
+  }
+}
+
 // Tables, one slot variable each, and a batch's activations and gradients.
 class Roof {
  public:
   Roof(const std::vector<int64_t>& num_rows, int64_t dim, int64_t num_samples,
        int num_threads)
-      : num_rows_(num_rows), dim_(dim), num_threads_(num_threads) {
-    if (dim % kFloatsPerLine != 0) {
-      throw py::value_error("`dim` must be a multiple of 16");
-    }
+      : num_rows_(num_rows),
+        dim_(dim),
+        lookup_(LookupOfDim(dim)),
+        num_threads_(num_threads) {
     for (int64_t rows : num_rows) {
-      tables_.emplace_back(rows * dim, 1.0f);
-      slots_.emplace_back(rows * dim, 1.0f);
-      outputs_.emplace_back(num_samples * dim, 0.0f);
-      gradients_.emplace_back(num_samples * dim, 1e-3f);
+      Add(rows * dim, 1.0f, &tables_);
+      Add(rows * dim, 1.0f, &slots_);
+      Add(num_samples * dim, 0.0f, &outputs_);
+      Add(num_samples * dim, 1e-3f, &gradients_);
     }
   }
 
-  // Sums the rows of each sample, by feature, and writes the sums.
-  void Lookup(const std::vector<Ints>& ids, const std::vector<Ints>& splits) {
+  // Sums the rows of each sample, by feature, and writes the sums. Returns
+  // the milliseconds that it took, after the ids were checked.
+  double Lookup(const std::vector<Ints>& ids, const std::vector<Ints>& splits) {
     CheckSizes(ids.size());
     CheckSizes(splits.size());
     for (size_t f = 0; f < ids.size(); ++f) {
@@ -65,101 +134,76 @@ class Roof {
         throw py::value_error("`splits` must be of `num_samples` samples");
       }
     }
-    Run(splits, 1, [&](size_t f, int64_t begin, int64_t end) {
-      LookupRange(ids[f].data(), splits[f].data(), begin, end,
-                  tables_[f].data(), outputs_[f].data());
+    return Run(splits, 1, [&](size_t f, int64_t begin, int64_t end) {
+      lookup_(ids[f].data(), splits[f].data(), begin, end, tables_[f].data(),
+              outputs_[f].data());
     });
   }
 
   // Reads, changes and writes each row and its slot row, and reads one row of
-  // gradients for it: Adagrad without the root. No row may come twice.
-  void Update(const std::vector<Ints>& rows) {
+  // gradients for it: Adagrad without the root. No row may come twice. Returns
+  // milliseconds, too.
+  double Update(const std::vector<Ints>& rows) {
     CheckSizes(rows.size());
     for (size_t f = 0; f < rows.size(); ++f) {
       Check(layoutmap::CheckIds(View(rows[f]), num_rows_[f]));
     }
-    Run(rows, 0, [&](size_t f, int64_t begin, int64_t end) {
-      UpdateRange(rows[f].data(), begin, end, gradients_[f], tables_[f].data(),
-                  slots_[f].data());
+    return Run(rows, 0, [&](size_t f, int64_t begin, int64_t end) {
+      UpdateRange(dim_, rows[f].data(), begin, end, gradients_[f],
+                  tables_[f].data(), slots_[f].data());
     });
   }
 
  private:
+  static void Add(int64_t size, float value,
+                  std::vector<std::vector<float>>* matrices) {
+    std::vector<float>& added = matrices->emplace_back();
+    added.reserve(size);
+    layoutmap::AdviseHugePages(added.data(), size * sizeof(float));
+    added.assign(size, value);
+  }
+
   void CheckSizes(size_t size) const {
     if (size == tables_.size()) return;
     throw py::value_error("One list must come for each table");
   }
 
-  void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
-                   int64_t end, const float* table, float* out) const {
-    const int64_t last = splits[end] - 1;
-    for (int64_t s = begin; s < end; ++s) {
-      for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
-        const float* ahead = table + ids[std::min(i + kAhead, last)] * dim_;
-        for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-          __builtin_prefetch(ahead + c, 0, kSecondLevel);
-        }
-      }
-      // A line at a time: its sums stay in registers.
-      for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-        float sums[kFloatsPerLine] = {};
-        for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
-          const float* line = table + ids[i] * dim_ + c;
-          for (int64_t j = 0; j < kFloatsPerLine; ++j) sums[j] += line[j];
-        }
-        for (int64_t j = 0; j < kFloatsPerLine; ++j) {
-          out[s * dim_ + c + j] = sums[j];
-        }
-      }
-    }
-  }
-
-  void UpdateRange(const int64_t* rows, int64_t begin, int64_t end,
-                   const std::vector<float>& gradients, float* table,
-                   float* slots) const {
-    const int64_t num_gradients = static_cast<int64_t>(gradients.size()) / dim_;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t ahead = rows[std::min(i + kAhead, end - 1)] * dim_;
-      for (int64_t c = 0; c < dim_; c += kFloatsPerLine) {
-        __builtin_prefetch(table + ahead + c, 1, kSecondLevel);
-        __builtin_prefetch(slots + ahead + c, 1, kSecondLevel);
-      }
-      const float* gradient = &gradients[i % num_gradients * dim_];
-      float* row = table + rows[i] * dim_;
-      float* slot = slots + rows[i] * dim_;
-      for (int64_t c = 0; c < dim_; ++c) {
-        slot[c] += gradient[c] * gradient[c];
-        row[c] -= gradient[c] * slot[c];
-      }
-    }
-  }
-
-  // Divides the items of all lists evenly among the threads; a list has
-  // `extra` more values than items.
+  // Has all threads work on the items of all lists, block by block, so that
+  // none waits for another; a list has `extra` more values than items.
   template <typename Work>
-  void Run(const std::vector<Ints>& lists, int64_t extra, const Work& work) {
+  double Run(const std::vector<Ints>& lists, int64_t extra, const Work& work) {
     std::vector<int64_t> starts = {0};
     for (const Ints& list : lists) {
       starts.push_back(starts.back() + list.size() - extra);
     }
     py::gil_scoped_release release;
-    std::vector<std::thread> threads;
-    for (int t = 0; t < num_threads_; ++t) {
-      const int64_t begin = starts.back() * t / num_threads_;
-      const int64_t end = starts.back() * (t + 1) / num_threads_;
-      threads.emplace_back([&, begin, end] {
+    const int64_t block =
+        std::max<int64_t>(starts.back() / num_threads_ / 8, 1);
+    std::atomic<int64_t> taken{0};
+    const auto take_blocks = [&] {
+      for (int64_t begin = taken.fetch_add(block); begin < starts.back();
+           begin = taken.fetch_add(block)) {
+        const int64_t end = std::min(begin + block, starts.back());
         for (size_t f = 0; f < lists.size(); ++f) {
           const int64_t first = std::max(begin, starts[f]) - starts[f];
           const int64_t last = std::min(end, starts[f + 1]) - starts[f];
           if (first < last) work(f, first, last);
         }
-      });
-    }
+      }
+    };
+    const auto started = std::chrono::steady_clock::now();
+    std::vector<std::thread> threads;
+    // The caller only waits: a new thread may start on the caller's core.
+    for (int t = 0; t < num_threads_; ++t) threads.emplace_back(take_blocks);
     for (std::thread& thread : threads) thread.join();
+    const std::chrono::duration<double, std::milli> took =
+        std::chrono::steady_clock::now() - started;
+    return took.count();
   }
 
   const std::vector<int64_t> num_rows_;
   const int64_t dim_;
+  const LookupFunction lookup_;
   const int num_threads_;
   std::vector<std::vector<float>> tables_, slots_, outputs_, gradients_;
 };

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/huge_pages.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/kernels/kernel_util.h"
@@ -39,6 +40,7 @@ absl::Status ActivationBuffers::Take(OpKernelContext* ctx, int64_t size,
   // What is too small or far too large goes first.
   if (place != nullptr) *place = tensorflow::Tensor();
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, {size}, buffer));
+  AdviseHugePages(buffer->data(), buffer->TotalBytes());
   if (place != nullptr) *place = *buffer;
   return absl::OkStatus();
 }

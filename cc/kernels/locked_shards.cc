@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/huge_pages.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
@@ -165,6 +166,7 @@ absl::Status LockedShards::OwnValue(tensorflow::OpKernelContext* ctx, int i) {
   }
   Tensor copy;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(value->dtype(), value->shape(), &copy));
+  AdviseHugePages(copy.data(), copy.TotalBytes());
   if (value->dtype() == tensorflow::DT_STRING) {
     copy.flat<tensorflow::tstring>() = value->flat<tensorflow::tstring>();
   } else {

@@ -1,8 +1,10 @@
-"""RandomUniform and RandomUniformInt draw the bits of TensorFlow's own ops."""
+"""Our ops draw the bits of TensorFlow's own."""
 
+import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import strategies as st
 
 from tf_layoutmap import _ops
 
@@ -57,3 +59,52 @@ def test_bad_input_is_refused(shape, low, high, said):
         _ops.random_uniform_int(
             shape=tf.constant(shape), minval=tf.constant(low),
             maxval=tf.constant(high), seed=1, seed2=1)
+
+
+PHILOX = 1
+STATELESS = {"uniform": tf.raw_ops.StatelessRandomUniformV2,
+             "normal": tf.raw_ops.StatelessRandomNormalV2,
+             "truncated_normal": tf.raw_ops.StatelessTruncatedNormalV2}
+words = st.integers(0, 2**64 - 1)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    # Around the 2,048 numbers that are scaled at a time, and the 4 of a group.
+    st.lists(st.integers(0, 70), max_size=3), st.sampled_from([
+        tf.float16, tf.bfloat16, tf.float32, tf.float64]),
+    st.sampled_from([*STATELESS, "constant"]), st.tuples(words, words, words),
+    st.floats(-2, 2), st.floats(-2, 2))
+def test_new_rows(shape, dtype, distribution, generator, factor, offset):
+    counter, key = generator[:2], generator[2:]
+    factor, offset = (tf.cast(one, dtype) for one in (factor, offset))
+    rows = _ops.new_rows(
+        shape=tf.constant(shape, tf.int32),
+        generator=tf.constant(generator, tf.uint64), factor=factor,
+        offset=offset, distribution=distribution)
+    expected = tf.fill(shape, offset) if distribution == "constant" else (
+        STATELESS[distribution](
+            shape=tf.constant(shape, tf.int32),
+            key=tf.constant(key, tf.uint64),
+            counter=tf.constant(counter, tf.uint64), alg=PHILOX, dtype=dtype)
+        * factor + offset)
+    np.testing.assert_array_equal(
+        tf.cast(rows, tf.float64), tf.cast(expected, tf.float64))
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"generator": tf.constant([1, 2], tf.uint64)},
+     "`generator` must be a counter of two numbers and a key.*2 numbers"),
+    ({"generator": tf.constant(1, tf.uint64)}, "`generator`"),
+    ({"factor": tf.constant([1.0])}, "`factor`"),
+    ({"offset": tf.constant([1.0])}, "`offset`"),
+    ({"shape": tf.constant([-2])}, "must be|invalid|>= 0|-2"),
+    ({"shape": tf.constant([2**31 - 1, 2**31 - 1])}, "OOM|memory|too large")])
+def test_new_rows_refuses_bad_input(changed, said):
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError,
+                        tf.errors.ResourceExhaustedError), match=said):
+        _ops.new_rows(**{
+            "shape": tf.constant([2, 3]),
+            "generator": tf.constant([1, 2, 3], tf.uint64),
+            "factor": tf.constant(1.0), "offset": tf.constant(1.0),
+            "distribution": "uniform", **changed})

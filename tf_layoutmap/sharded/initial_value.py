@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import random_values
+from tf_layoutmap.sharded import new_rows
 
 # Their values depend on the shape of the whole table, which they are not
 # told, and asking them for each shard would give another distribution.
@@ -85,6 +85,9 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
         for parameter in parameters.values())
     if "shard_info" in parameters:
         return initializer(shard_info=info)
+    drawn = new_rows.draw(initializer, info.shape, dtype)
+    if drawn is not None:
+        return drawn
     if hasattr(initializer, "support_partition"):
         # tf.constant_initializer refuses partition arguments, or takes and
         # ignores them.
@@ -92,9 +95,6 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
             return initializer(info.shape, dtype=dtype)
         return tf.slice(initializer(shape, dtype=dtype), info.offset,
                         info.shape)
-    drawn = random_values.draw(initializer, info.shape, dtype)
-    if drawn is not None:
-        return drawn
     if "partition_shape" in parameters or takes_any_keyword:
         return initializer(shape, dtype=dtype, partition_shape=info.shape,
                            partition_offset=info.offset)

@@ -1,4 +1,4 @@
-"""Random first values of large tables are those that TensorFlow draws."""
+"""First values of large tables are what TensorFlow's initializers give."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from benchmarks import peak_memory
-from tf_layoutmap.sharded import random_values
+from tf_layoutmap.sharded import new_rows
 
 tpu = tf.tpu.experimental.embedding
 DEFAULT = type(tpu.TableConfig(4, 2).initializer)
@@ -18,25 +18,47 @@ INITIALIZERS = {
     "normal": lambda seed: tf.random_normal_initializer(0.0, 0.3, seed),
     "truncated": lambda seed: DEFAULT(1.5, 0.3, seed),
 }
+CONSTANTS = [tf.zeros_initializer(), tf.ones_initializer(),
+             tf.constant_initializer(2.5), tf.constant_initializer(3)]
 
 
 @pytest.mark.parametrize("seed", [None, 7, 0])
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_the_same_bits(name, seed, monkeypatch):
-    monkeypatch.setattr(random_values, "_LEAST_SIZE", 1)
+    monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
     drawn = []
     for ours in (False, True):
         tf.random.set_seed(3)
         initializer = INITIALIZERS[name](seed)
         # One after the other, for unseeded ones draw others each time.
         drawn.append([
-            random_values.draw(initializer, (1001, 3), tf.float32) if ours
+            new_rows.draw(initializer, (1001, 3), tf.float32) if ours
             else initializer((1001, 3), dtype=tf.float32)
             for _ in range(3)])
     for one, other in zip(*drawn, strict=True):
         np.testing.assert_array_equal(
             one.numpy().view(np.int32), other.numpy().view(np.int32))
     assert (seed is None) == bool(np.any(drawn[1][0] != drawn[1][1]))
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_the_same_bits_of_other_dtypes(name, dtype, monkeypatch):
+    monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
+    shape = (401, 3)
+    initializer = INITIALIZERS[name](4)
+    np.testing.assert_array_equal(
+        tf.cast(new_rows.draw(initializer, shape, dtype), tf.float64),
+        tf.cast(initializer(shape, dtype=dtype), tf.float64))
+
+
+@pytest.mark.parametrize("initializer", CONSTANTS)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32])
+def test_constants(initializer, dtype, monkeypatch):
+    monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
+    drawn = new_rows.draw(initializer, (5, 3), dtype)
+    assert drawn.dtype == dtype
+    np.testing.assert_array_equal(drawn, initializer((5, 3), dtype=dtype))
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -52,27 +74,29 @@ def test_tables_of_any_shards(num_shards, monkeypatch):
         return np.asarray(next(iter(embedding.embedding_tables.values())))
 
     wanted = rows()
-    monkeypatch.setattr(random_values, "_LEAST_SIZE", 1)
+    monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
     np.testing.assert_array_equal(rows(), wanted)
 
 
 def test_others_are_asked_themselves(monkeypatch):
-    monkeypatch.setattr(random_values, "_LEAST_SIZE", 1)
-    for initializer in (tf.ones_initializer(), tf.constant_initializer(2.0),
+    monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
+    for initializer in (tf.constant_initializer([[1.0, 2.0]] * 4),
+                        tf.initializers.Identity(),
                         lambda shape: tf.ones(shape)):
-        assert random_values.draw(initializer, (4, 2), tf.float32) is None
+        assert new_rows.draw(initializer, (4, 2), tf.float32) is None
+    assert new_rows.draw(tf.ones_initializer(), (4, 2), tf.int32) is None
     uniform = tf.random_uniform_initializer()
     traced = tf.function(lambda: tf.constant(
-        random_values.draw(uniform, (4, 2), tf.float32) is None))
+        new_rows.draw(uniform, (4, 2), tf.float32) is None))
     assert traced()
     monkeypatch.undo()
-    assert random_values.draw(uniform, (4, 2), tf.float32) is None
+    assert new_rows.draw(uniform, (4, 2), tf.float32) is None
 
 
 @pytest.mark.skipif(not peak_memory.is_available(),
                     reason="counts memory as Linux does")
 def test_memory_for_one_table_is_enough():
     shape = (1 << 18, 64)  # 64 MiB
-    extra = peak_memory.extra_bytes(lambda: random_values.draw(
+    extra = peak_memory.extra_bytes(lambda: new_rows.draw(
         tf.random_uniform_initializer(), shape, tf.float32))
     assert extra < 1.5 * 4 * shape[0] * shape[1]

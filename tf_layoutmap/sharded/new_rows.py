@@ -1,0 +1,87 @@
+"""What TensorFlow's initializers give, written straight into large pages.
+
+Called eagerly, they draw numbers, multiply and add: three tensors of the size
+of the table, in pages of 4 KiB, which the system clears one by one and whose
+addresses random rows wait for ever after. One operation of ours draws the same
+numbers to the bit, also those that depend on `tf.random.set_seed`.
+"""
+
+import math
+import secrets
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_layoutmap import _ops
+
+# Bytes. Below them there is no large page to fill.
+_LEAST_SIZE = 1 << 22
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+class _Draw(NamedTuple):
+    """How a value is drawn: a number times `factor`, plus `offset`."""
+
+    distribution: str
+    factor: tf.Tensor
+    offset: tf.Tensor
+
+
+def draw(initializer: Any, shape: tuple[int, ...],
+         dtype: tf.DType) -> tf.Tensor | None:
+    """Returns what `initializer(shape, dtype=dtype)` does.
+
+    None if it must be asked itself: it is none of TensorFlow's that this
+    module knows, or the result is small, or a function is being traced.
+    """
+    if (not tf.executing_eagerly() or dtype not in _DTYPES
+            or math.prod(shape) * dtype.size < _LEAST_SIZE):
+        return None
+    found = _draw_of(initializer, dtype)
+    if found is None:
+        return None
+    generator = tf.zeros([3], tf.uint64)
+    if found.distribution != "constant":
+        if not isinstance(initializer.seed, (int, type(None))):
+            return None
+        generator = _generator(initializer.seed)
+    return _ops.new_rows(
+        shape=tf.constant(shape, tf.int64), generator=generator,
+        factor=found.factor, offset=found.offset,
+        distribution=found.distribution)
+
+
+def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:
+    kind = type(initializer)
+    if kind.__module__ != tf.random_uniform_initializer.__module__:
+        return None
+
+    def number(value: Any) -> tf.Tensor:
+        return tf.constant(value, dtype)
+
+    if kind is tf.random_uniform_initializer:
+        low = number(initializer.minval)
+        return _Draw("uniform", number(initializer.maxval) - low, low)
+    # The value of `tf.constant_initializer` may be an array.
+    constants = {tf.zeros_initializer: 0, tf.ones_initializer: 1,
+                 tf.constant_initializer: getattr(initializer, "value", None)}
+    if isinstance(constants.get(kind), (int, float)):
+        return _Draw("constant", number(0), number(constants[kind]))
+    draws = {"RandomNormal": "normal", "TruncatedNormal": "truncated_normal"}
+    if kind.__name__ not in draws:
+        return None
+    return _Draw(draws[kind.__name__], number(initializer.stddev),
+                 number(initializer.mean))
+
+
+def _generator(seed: int | None) -> tf.Tensor:
+    """The counter and the key with which TensorFlow draws, uint64 [3]."""
+    if seed is not None:
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(
+            seed=[seed, 0])
+        return tf.concat([counter, key], 0)
+    # Eagerly, as the operation would ask for them.
+    key, upper = (one or 0 for one in tf.compat.v1.get_seed(None))
+    if key == upper == 0:
+        key, upper = secrets.randbits(63), secrets.randbits(63)
+    return tf.constant([0, upper % 2**64, key % 2**64], tf.uint64)
