@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Any, cast
 
 from tf_layoutmap import _checks
 from tf_layoutmap.vocabulary import bucket_layout
@@ -65,6 +67,13 @@ class OpenVocabulary:
         `"error"`: a step with a key that finds no place is refused, and
         changes nothing; `evict` must be `"none"`.
       seed: Of first values and of chance, an integer of 64 bits.
+      on_evict: Is given the keys that go, with their rows and slot variables,
+        before other keys get these: a callable of `EvictedKeys`, called in
+        `enqueue` once the step is in the queue, in `evict`, `evict_expired`
+        and `resize`; an error of it is one of that call. Or a path: each time
+        a record is added to `{path}-00000`, a `tf.train.Example` with `table`,
+        `keys`, `rows` (flat) and `slot/{name}`; a program that starts again
+        begins the next file. It is no part of what Keras saves.
       num_rows: Rows of the table: 8 for each bucket, and that of unknown keys.
     """
 
@@ -79,12 +88,16 @@ class OpenVocabulary:
     unknown: str = "zeros"
     on_full: str = "evict"
     seed: int = 0
+    # Not a field: what is saved of the settings are plain values.
+    on_evict: dataclasses.InitVar[
+        Callable[[Any], Any] | str | os.PathLike[str] | None] = None
 
-    def __post_init__(self):
+    def __post_init__(self, on_evict: Any):
         """Checks the settings.
 
         Raises:
-          TypeError: If a number is none.
+          TypeError: If a number is none, or `on_evict` neither a callable nor
+            a path.
           ValueError: If a setting is outside of what it may be, or does not
             go with another.
         """
@@ -105,6 +118,13 @@ class OpenVocabulary:
             raise ValueError(_checks.message(
                 "probability", "a number in [0, 1]", self.probability))
         self._check_pairs()
+        if isinstance(on_evict, os.PathLike):
+            on_evict = os.fspath(cast("os.PathLike[str]", on_evict))
+        if on_evict is not None and not (
+                callable(on_evict) or isinstance(on_evict, str)):
+            raise TypeError(_checks.message(
+                "on_evict", "a callable, a path or None", on_evict))
+        object.__setattr__(self, "on_evict", on_evict)
 
     def _check_pairs(self):
         """Refuses settings that another one makes meaningless."""

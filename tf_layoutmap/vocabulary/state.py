@@ -48,7 +48,7 @@ class Vocabulary:
 
     def __init__(
         self, settings: OpenVocabulary, name: str, variables: dict[str, Any],
-        rows_in_flight: Callable[[], tuple[Any, Any]],
+        evict_keys: Callable[..., tf.Tensor],
     ):
         """Takes the variables, which others own.
 
@@ -56,13 +56,13 @@ class Vocabulary:
           settings: What the variables were created with.
           name: The name of its table.
           variables: From `KEYS` and so on to the variables.
-          rows_in_flight: Returns the oldest step in flight, int32, and rows
-            that are in use besides, int64.
+          evict_keys: Takes rows of keys away, of int64 `keys`, or with
+            `expired` those of keys whose time is over; returns these keys.
         """
         self.settings = settings
         self.name = name
         self._variables = variables
-        self._rows_in_flight = rows_in_flight
+        self._evict_keys = evict_keys
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.name!r}, {self.settings})"
@@ -164,7 +164,7 @@ class Vocabulary:
         """
         found, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
-            return self._evict(found, expired=False)
+            return self._evict_keys(found, expired=False)
 
     def evict_expired(self) -> tf.Tensor:
         """Takes the rows of all keys away that `ttl_steps` have passed for.
@@ -175,15 +175,7 @@ class Vocabulary:
         Returns:
           The keys, `[num_evicted]` int64, by row.
         """
-        return self._evict(tf.zeros([0], tf.int64), expired=True)
-
-    def _evict(self, keys: tf.Tensor, *, expired: bool) -> tf.Tensor:
-        oldest_step, pinned_rows = self._rows_in_flight()
-        return _ops.evict_keys(
-            state=[one.handle for one in in_order_of_ops(self._variables)],
-            offsets=self._offsets(), keys=keys, oldest_step=oldest_step,
-            pinned_rows=pinned_rows, expired=expired, table=self.name,
-            **self.settings.policy()).evicted
+        return self._evict_keys(tf.zeros([0], tf.int64), expired=True)
 
     def _find(self, keys: tf.Tensor) -> tf.Tensor:
         return _ops.find_keys(

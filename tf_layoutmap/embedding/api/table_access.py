@@ -68,7 +68,7 @@ class TableAccess:
                 {name: variable for name, variable
                  in self._variables[spec.name].items()
                  if name in vocabulary_state.NAMES},
-                functools.partial(backend.rows_in_flight, number))
+                functools.partial(backend.evict_keys, number))
             for number, spec in enumerate(self._state.spec.tables)
             if spec.vocabulary is not None}
 

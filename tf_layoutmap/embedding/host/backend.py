@@ -7,7 +7,11 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding.host import batches, multi_process_engine
+from tf_layoutmap.embedding.host import (
+    batches,
+    changes,
+    multi_process_engine,
+)
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
@@ -52,6 +56,8 @@ class HostBackend:
             feature_config, strategy_replicas, self._shapes)
         self._modes = forward_only.StepModes()
         self.engine: host_engine.HostEngine | None = None
+        self._variables: dict[str, dict[str, Any]] = {}
+        self._changes: changes.Changes | None = None
 
     @property
     def is_built(self) -> bool:
@@ -79,6 +85,7 @@ class HostBackend:
         options = {"is_pipelined": self._is_pipelined,
                    "out_of_range": self._out_of_range,
                    "rounding_seed": self._rounding_seed}
+        self._variables = variables
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
             multi_process_engine.agree_on_first_values(
@@ -129,9 +136,20 @@ class HostBackend:
             lambda all_steps, is_training: self._started.enqueue_keys(
                 is_training, all_steps), training)
 
-    def rows_in_flight(self, table: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns what steps in flight use; see `HostEngine`."""
-        return self._started.rows_in_flight(table)
+    def evict_keys(self, table: int, keys: tf.Tensor, *,
+                   expired: bool) -> tf.Tensor:
+        """Takes rows of keys away; see `OpenTables`."""
+        return self._started.evict_keys(table, keys, expired=expired)
+
+    def watch_changes(self) -> changes.Changes:
+        """Begins to note which rows are written."""
+        if self._replicas.has_processes:
+            raise NotImplementedError(
+                "Changes of tables cannot be written under a strategy of "
+                "several processes, each of which has all tables.")
+        self._changes = changes.Changes(
+            self._spec, self._variables, self._started.handle)
+        return self._changes
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -244,12 +262,18 @@ class HostBackend:
 
     def note_restore(self) -> None:
         """Counts a restore, which all processes must make."""
+        self._note_replaced()
         if self._replicas.has_processes:
             assert isinstance(self.engine, multi_process_engine.WorkerEngine)
             self.engine.restores.add_one()
 
     def load_variables(self) -> None:
-        """Nothing to do: steps use the variables themselves."""
+        """Notes it: steps use the variables themselves."""
+        self._note_replaced()
+
+    def _note_replaced(self) -> None:
+        if self._changes is not None:
+            self._changes.num_replaced += 1
 
     def retrieve_variables(self) -> None:
         """Nothing to do: steps use the variables themselves."""
