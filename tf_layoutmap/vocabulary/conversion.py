@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _ops
-from tf_layoutmap.vocabulary import bucket_layout, state
+from tf_layoutmap import _checks
+from tf_layoutmap.vocabulary import moved_rows, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.state import Conversion
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """What became of the keys of one table.
-
-    Attributes:
-      num_kept: Keys that have a row in the new checkpoint.
-      num_dropped: Keys that found no place there.
-    """
-
-    num_kept: int
-    num_dropped: int
 
 
 def convert_vocabularies(
@@ -106,34 +92,17 @@ def _converted(
     def read(name):
         return reader.get_tensor(prefix + name + _VALUE)
 
-    stored = read(state.KEYS).ravel()
-    numbers = read(state.NUMBERS)
-    moved = _ops.native.put_keys(
-        stored, read(state.LAST_STEPS).ravel(), read(state.COUNTS).ravel(),
-        step=int(numbers[0]), capacity=settings.capacity, evict=settings.evict,
-        half_life_steps=settings.half_life_steps or 0)
-    by_bucket = (-1, bucket_layout.KEYS_PER_BUCKET)
-    sketch = bucket_layout.sketch_shape(settings.num_buckets)
-    tensors = {
-        state.KEYS: moved["keys"].reshape(by_bucket),
-        state.LAST_STEPS: moved["last_step"].reshape(by_bucket),
-        state.COUNTS: moved["count"].reshape(by_bucket),
-        state.SKETCH: np.zeros(sketch, np.uint8),
-        state.SKETCH_SUMS: np.zeros(sketch[:1], np.int64),
-        state.NUMBERS: numbers}
+    moved = moved_rows.move(
+        read(state.KEYS), read(state.LAST_STEPS), read(state.COUNTS),
+        read(state.NUMBERS), settings)
+    num_rows = read(state.KEYS).size + 1
     result = {}
     for key in keys:
         name = key.removeprefix(prefix).removesuffix(_VALUE)
-        value = tensors.get(name)
+        value = moved.vocabulary.get(name)
         if value is None:
             value = reader.get_tensor(key)
-            if value.shape[:1] == (len(stored) + 1,):
-                rows = np.zeros((settings.num_rows, *value.shape[1:]),
-                                value.dtype)
-                rows[moved["to"]] = value[moved["from"]]
-                rows[-1] = value[-1]  # That of unknown keys.
-                value = rows
+            if value.shape[:1] == (num_rows,):
+                value = moved.of(value)
         result[key] = tf.constant(value)
-    num_keys = int(np.sum(stored != bucket_layout.EMPTY_KEY))
-    num_kept = len(moved["to"])
-    return result, Conversion(num_kept, num_keys - num_kept)
+    return result, moved.conversion

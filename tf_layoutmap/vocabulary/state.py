@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,19 @@ NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
 NUMBERS_HELD = ("step", "kind", "num_lookups", "num_known", "num_probes",
             "num_admitted", "num_rejected", "num_full", "num_evicted",
             "num_expired")
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What became of the keys of one table.
+
+    Attributes:
+      num_kept: Keys that have a row in the new one.
+      num_dropped: Keys that found no place there.
+    """
+
+    num_kept: int
+    num_dropped: int
 
 
 def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
@@ -49,6 +63,8 @@ class Vocabulary:
     def __init__(
         self, settings: OpenVocabulary, name: str, variables: dict[str, Any],
         evict_keys: Callable[..., tf.Tensor],
+        resize: Callable[[int], tuple[
+            OpenVocabulary, dict[str, Any], Conversion]],
     ):
         """Takes the variables, which others own.
 
@@ -58,11 +74,14 @@ class Vocabulary:
           variables: From `KEYS` and so on to the variables.
           evict_keys: Takes rows of keys away, of int64 `keys`, or with
             `expired` those of keys whose time is over; returns these keys.
+          resize: Gives the table another capacity; returns new settings and
+            variables, and what became of the keys.
         """
         self.settings = settings
         self.name = name
         self._variables = variables
         self._evict_keys = evict_keys
+        self._resize = resize
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.name!r}, {self.settings})"
@@ -176,6 +195,37 @@ class Vocabulary:
           The keys, `[num_evicted]` int64, by row.
         """
         return self._evict_keys(tf.zeros([0], tf.int64), expired=True)
+
+    def resize(self, capacity: int) -> Conversion:
+        """Gives the vocabulary another capacity.
+
+        Keys keep the values of their rows and slot variables, their steps and
+        counts. Where there is not room for all, those with the highest score
+        stay, by `evict`; `on_evict` is told of the others. What was counted of
+        keys without a row is forgotten.
+
+        The table gets new variables and the embedding a new engine, whose
+        `TPUEmbedding.stats` begin anew. So functions that were traced before
+        are refused when they step, and must be traced anew: of a Keras model by
+        `make_train_function(force=True)`, or `compile`. A program that starts
+        again makes the embedding with the new capacity.
+
+        Args:
+          capacity: As of `OpenVocabulary`.
+
+        Returns:
+          How many keys have a row, and how many found no place.
+
+        Raises:
+          TypeError: If it is not an integer.
+          ValueError: If it is no capacity.
+          RuntimeError: If steps are in flight, or in a tf.function. Nothing
+            is changed then.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError("`resize` must be called outside tf.function.")
+        self.settings, self._variables, conversion = self._resize(capacity)
+        return conversion
 
     def _find(self, keys: tf.Tensor) -> tf.Tensor:
         return _ops.find_keys(

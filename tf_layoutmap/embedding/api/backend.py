@@ -220,6 +220,21 @@ class EngineBackend(Backend, Protocol):
         """
         ...
 
+    def resize(self, table: int, capacity: int) -> Any:
+        """Gives an open table another capacity.
+
+        Args:
+          table: Its number.
+          capacity: Of its vocabulary.
+
+        Returns:
+          The `spec`, the `variables` of the table, and the `conversion`.
+
+        Raises:
+          RuntimeError: If steps are in flight.
+        """
+        ...
+
     def watch_changes(self) -> EngineChanges:
         """Begins to note which rows are written.
 

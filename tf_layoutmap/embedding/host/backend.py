@@ -11,6 +11,7 @@ from tf_layoutmap.embedding.host import (
     batches,
     changes,
     multi_process_engine,
+    resizing,
 )
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
@@ -82,9 +83,7 @@ class HostBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the engine over the variables."""
-        options = {"is_pipelined": self._is_pipelined,
-                   "out_of_range": self._out_of_range,
-                   "rounding_seed": self._rounding_seed}
+        options = self._engine_options()
         self._variables = variables
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
@@ -96,6 +95,46 @@ class HostBackend:
             self.engine = host_engine.HostEngine(
                 spec, variables,
                 num_replicas=self._replicas.num_replicas, **options)
+
+    def _engine_options(self) -> dict[str, Any]:
+        return {"is_pipelined": self._is_pipelined,
+                "out_of_range": self._out_of_range,
+                "rounding_seed": self._rounding_seed}
+
+    def resize(self, table: int, capacity: int) -> resizing.Resized:
+        """Gives a vocabulary another capacity; see `Vocabulary.resize`."""
+        self.flush()
+        name = self._spec.tables[table].name
+        spec = resizing.with_capacity(self._spec, table, capacity)
+        engine = self._started
+        try:
+            engine.retire(
+                f"The vocabulary of table {name!r} was resized: functions "
+                "that were traced before must be traced anew, and a "
+                "tlm.DeltaWriter be made of a new base")
+        except tf.errors.FailedPreconditionError:
+            raise RuntimeError(
+                "A vocabulary cannot be resized while steps are in flight; "
+                "finish them, or call `reset` to forget them (table "
+                f"{name!r}).") from None
+        old = self._variables[name]
+        try:
+            with resizing.scope_of(old):
+                found = resizing.resize(spec, table, old, self._partitioner)
+                variables = {**self._variables, name: found.variables}
+                made = host_engine.HostEngine(
+                    resizing.with_capacity(
+                        self._shapes.fix_spec(), table, capacity), variables,
+                    num_replicas=self._replicas.num_replicas,
+                    **self._engine_options())
+        except BaseException:
+            engine.retire("")
+            raise
+        self.engine, self._spec, self._variables = made, spec, variables
+        self._shapes.take_spec(spec)
+        resizing.empty(old)
+        made.tell_dropped(table, found.dropped)
+        return found
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""

@@ -153,6 +153,10 @@ class HostEngine:
             return self._keys.evict_keys(
                 self._handle, table, keys, expired=expired)
 
+    def tell_dropped(self, table: int, values: Sequence[Any]):
+        """Passes on which keys a smaller vocabulary has no place for."""
+        self._keys.tell_table(table, values)
+
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         if self.is_pipelined:
@@ -262,6 +266,15 @@ class HostEngine:
         return {"shards": _handles(self._shards),
                 "slots": _handles(self._slots),
                 "rounding_steps": _handles(self._rounding_steps)}
+
+    def retire(self, why: str):
+        """Refuses every later call, as `why` says; none if it is empty.
+
+        Raises:
+          tf.errors.FailedPreconditionError: If steps are in flight.
+        """
+        with tf.device(self._handle.device):
+            _ops.retire_host_engine(engine=self._handle, why=why)
 
     def reset(self):
         """Forgets every step in flight."""

@@ -98,6 +98,11 @@ class OpenTables:
             _call(teller, values[first:first + size])
             first += size
 
+    def tell_table(self, table: int, values: Sequence[Any]) -> None:
+        """The same of one table: keys, rows and slot variables."""
+        if table in self._tellers:
+            self._tellers[table](*values)
+
     def evict_keys(self, engine: tf.Tensor, table: int, keys: tf.Tensor, *,
                    expired: bool) -> tf.Tensor:
         """Takes the rows of keys of one table away; see `Vocabulary`.

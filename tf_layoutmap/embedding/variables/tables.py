@@ -58,12 +58,16 @@ def create_tables(
         columns, or a variable creator gives what the engine cannot train;
         all name the table.
     """
-    variables = {}
+    return {table.name: create_table(table, partitioner)
+            for table in spec.tables}
+
+
+def create_table(
+    table: config.TableSpec, partitioner: Partitioner | None,
+) -> dict[str, Any]:
+    """Creates the variables of one table; see `create_tables`."""
     with tf.device(HOST), tf.name_scope(""):
-        for table in spec.tables:
-            num_shards = _num_shards(table, partitioner)
-            variables[table.name] = _create_table(table, num_shards)
-    return variables
+        return _create_table(table, _num_shards(table, partitioner))
 
 
 def _num_shards(table: config.TableSpec, partitioner) -> int:
