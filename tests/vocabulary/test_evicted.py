@@ -1,5 +1,7 @@
 """Keys that go are told with what their rows held."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -146,7 +148,16 @@ def test_a_layer_tells_while_it_fits():
               verbose=0)
     keys = [key for one in found for key in one.keys.tolist()]
     assert len(set(keys)) == len(keys) > 20
-    assert "on_evict" not in layer.get_config()["vocabularies"]["words"]
+    config = layer.get_config()
+    assert config["vocabularies"]["words"]["on_evict"] is None
+    again = tlm.layers.TPUEmbedding.from_config(config)
+    assert again.get_config() == config
+
+
+def test_other_settings_tell_the_same():
+    words = tlm.OpenVocabulary(8, on_evict=print)
+    assert dataclasses.replace(words, seed=3).on_evict is words.on_evict
+    assert "print" in repr(words)
 
 
 def test_what_cannot_be_told_to():

@@ -21,6 +21,25 @@ ON_FULL = ("evict", "error")
 _INT32_MAX = 2**31 - 1
 
 
+class _NotSaved:
+    """A callable that `dataclasses.asdict` leaves out, which copies deeply.
+
+    What is saved of settings are plain values.
+    """
+
+    def __init__(self, call: Callable[[Any], Any]):
+        self._call = call
+
+    def __call__(self, evicted: Any) -> Any:
+        return self._call(evicted)
+
+    def __repr__(self) -> str:
+        return repr(self._call)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenVocabulary:
     """How a table takes ids as they come, instead of rows.
@@ -73,7 +92,7 @@ class OpenVocabulary:
         and `resize`; an error of it is one of that call. Or a path: each time
         a record is added to `{path}-00000`, a `tf.train.Example` with `table`,
         `keys`, `rows` (flat) and `slot/{name}`; a program that starts again
-        begins the next file. It is no part of what Keras saves.
+        begins the next file. Keras saves a path, and no callable.
       num_rows: Rows of the table: 8 for each bucket, and that of unknown keys.
     """
 
@@ -88,11 +107,9 @@ class OpenVocabulary:
     unknown: str = "zeros"
     on_full: str = "evict"
     seed: int = 0
-    # Not a field: what is saved of the settings are plain values.
-    on_evict: dataclasses.InitVar[
-        Callable[[Any], Any] | str | os.PathLike[str] | None] = None
+    on_evict: Callable[[Any], Any] | str | os.PathLike[str] | None = None
 
-    def __post_init__(self, on_evict: Any):
+    def __post_init__(self):
         """Checks the settings.
 
         Raises:
@@ -118,10 +135,12 @@ class OpenVocabulary:
             raise ValueError(_checks.message(
                 "probability", "a number in [0, 1]", self.probability))
         self._check_pairs()
+        on_evict: Any = self.on_evict
         if isinstance(on_evict, os.PathLike):
             on_evict = os.fspath(cast("os.PathLike[str]", on_evict))
-        if on_evict is not None and not (
-                callable(on_evict) or isinstance(on_evict, str)):
+        elif callable(on_evict) and not isinstance(on_evict, _NotSaved):
+            on_evict = _NotSaved(on_evict)
+        elif not (on_evict is None or isinstance(on_evict, str | _NotSaved)):
             raise TypeError(_checks.message(
                 "on_evict", "a callable, a path or None", on_evict))
         object.__setattr__(self, "on_evict", on_evict)

@@ -94,6 +94,11 @@ class Vocabulary:
         """
         return self._variables[KEYS]
 
+    @property
+    def _num_buckets(self) -> int:
+        # Of what there is: settings may be older than a resize.
+        return int(self.key_variable.shape[0])
+
     def lookup(self, keys: Any) -> tf.Tensor:
         """Returns the row of each key, or -1.
 
@@ -127,7 +132,7 @@ class Vocabulary:
           keys: `[num_keys]` int64, strings hashed.
         """
         return stock_find.find_rows(
-            self.key_variable, self.settings.num_buckets, keys)
+            self.key_variable, self._num_buckets, keys)
 
     def keys(self) -> tf.Tensor:
         """Returns all keys that have a row, `[num_keys]` int64, by row.
@@ -154,7 +159,7 @@ class Vocabulary:
             raise RuntimeError("`stats` must be called outside tf.function.")
         numbers = self._variables[NUMBERS].numpy().tolist()
         found = dict(zip(NUMBERS_HELD, numbers))
-        num_rows = self.settings.num_rows - 1
+        num_rows = bucket_layout.KEYS_PER_BUCKET * self._num_buckets
         num_keys = sum(
             int(tf.math.count_nonzero(one != bucket_layout.EMPTY_KEY))
             for one in shards_of(self.key_variable))
@@ -234,8 +239,7 @@ class Vocabulary:
 
     def _offsets(self) -> Sequence[int]:
         return bucket_layout.bucket_partition(
-            self.settings.num_buckets,
-            len(shards_of(self.key_variable))).offsets
+            self._num_buckets, len(shards_of(self.key_variable))).offsets
 
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")

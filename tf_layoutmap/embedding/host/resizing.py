@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.sharded.routing import shards
 from tf_layoutmap.vocabulary import moved_rows, state
 
 Array = np.ndarray[Any, Any]
@@ -44,9 +45,7 @@ def with_capacity(
     """
     old = spec.tables[table]
     settings = dataclasses.replace(
-        old.vocabulary.settings, capacity=capacity,
-        # No field, so that it must be passed on.
-        on_evict=old.vocabulary.settings.on_evict)
+        old.vocabulary.settings, capacity=capacity)
     found = list(spec.tables)
     found[table] = dataclasses.replace(
         old, num_rows=settings.num_rows,
@@ -88,8 +87,9 @@ def resize(
             if not value.ndim:  # What counts the updates of 16-bit rows.
                 shard.assign(value)
                 continue
-            shard.assign(value[first:first + shard.shape[0]])
-            first += shard.shape[0]
+            size = shards.known_size(shard)
+            shard.assign(value[first:first + size])
+            first += size
     return Resized(spec, variables, moved.conversion, dropped)
 
 
