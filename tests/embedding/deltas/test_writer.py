@@ -2,11 +2,13 @@
 
 import threading
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import strategies
 from tests.embedding.deltas import cases
 from tf_layoutmap.embedding.deltas import files
 
@@ -230,3 +232,52 @@ def test_what_a_writer_cannot_be_made_of(tmp_path):
         vocabularies={"words": tlm.OpenVocabulary(100)})
     with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
         tlm.DeltaWriter(unbuilt, tmp_path, base=base)
+
+
+def test_a_layer_that_fits(tmp_path):
+    config = tpu.TableConfig(64, 3, combiner="sum", name="words")
+    layer = tlm.layers.TPUEmbedding(
+        tpu.FeatureConfig(config), tpu.Adagrad(0.25),
+        vocabularies={"words": tlm.OpenVocabulary(64)})
+    ids = keras.Input([1], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
+    model.compile("sgd", "mse")
+    checkpoint = tf.train.Checkpoint(embedding=layer.embedding)
+    base = checkpoint.save(tmp_path / "base")
+    writer = tlm.DeltaWriter(layer, tmp_path, base=base)
+    for first in (0, 30, 60):
+        model.fit(np.arange(first, first + 40).reshape(-1, 1), np.ones([40, 1]),
+                  batch_size=4, verbose=0)
+        writer.write()
+        check(layer.embedding, base, tmp_path, tmp_path)
+    assert layer.embedding.vocabularies["words"].stats()["num_evicted"] > 0
+    # Files of weights are read without steps.
+    model.save_weights(tmp_path / "some.weights.h5")
+    model.fit(np.arange(40).reshape(-1, 1), np.ones([40, 1]), batch_size=4,
+              verbose=0)
+    model.load_weights(tmp_path / "some.weights.h5")
+    writer.write()
+    check(layer.embedding, base, tmp_path, tmp_path)
+
+
+def test_replicas_write_one_delta(tmp_path):
+    with strategies.mirrored(2).scope():
+        one = cases.embedding(num_shards=2)
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    strategy = one._state.replicas.strategy
+
+    @tf.function
+    def step(words, kinds):
+        def run(words, kinds):
+            one.enqueue({"word": words, "kind": kinds})
+            found = one.dequeue()
+            one.apply_gradients(tf.nest.map_structure(tf.ones_like, found))
+        strategy.run(run, (words, kinds))
+
+    for number in range(3):
+        for each in range(3):
+            step(tf.range(number * 20, number * 20 + 30, dtype=tf.int64),
+                 tf.constant([each, number]))
+        writer.write()
+        check(one, base, tmp_path, tmp_path)
