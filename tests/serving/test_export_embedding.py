@@ -223,15 +223,3 @@ def test_the_signature_takes_tensors_by_name(tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError):
         served.signatures["serving_default"](
             **{**tensors, "a_row_splits": tf.constant([0, 9, 3], tf.int64)})
-
-
-def test_tables_with_open_vocabularies_are_refused(tmp_path):
-    """Their keys would be taken for rows."""
-    embedding = tlm.TPUEmbedding(
-        {"x": tpu.FeatureConfig(tpu.TableConfig(8, 2, name="words"))}, None,
-        vocabularies={"words": tlm.OpenVocabulary(8)})
-    with pytest.raises(NotImplementedError, match=(
-            r"`tf.saved_model.save`, which keep their keys. Received: tables "
-            r"\['words'\]")):
-        tlm.export(embedding, str(tmp_path / "model"))
-    assert not list(tmp_path.iterdir())

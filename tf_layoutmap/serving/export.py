@@ -80,7 +80,6 @@ def export(
         not finite and its table would be packed, or `dataset` is given for
         what has no metrics. `path` is as it was then.
       RuntimeError: If the tables are on a TPU.
-      NotImplementedError: If a table has an open vocabulary.
     """
     path = os.fspath(path)
     fuse = _checks.check_type("fuse", fuse, bool, "a bool")

@@ -44,7 +44,6 @@ def holders_of(one: Any) -> list[Holder]:
 
     Raises:
       TypeError: If it has none.
-      NotImplementedError: If a table has an open vocabulary.
       RuntimeError: If tables are on a TPU.
       ValueError: If a layer is not built.
     """
@@ -94,15 +93,9 @@ def _variable_of(rows: Any) -> Any:
 
 
 def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
+    tables = embedding.embedding_tables
     access = LayerAccess(embedding)
     spec = access.spec
-    if spec.has_open_tables:
-        # It would take keys for rows.
-        raise NotImplementedError(
-            "Tables with open vocabularies must be exported by `model.export` "
-            "or `tf.saved_model.save`, which keep their keys. Received: "
-            f"tables {[one.name for one in spec.tables if one.vocabulary]}.")
-    tables = embedding.embedding_tables
     sources = tuple(
         Source(table.name, table.num_rows, table.dim,
                tf.as_dtype(variable.dtype).name,
