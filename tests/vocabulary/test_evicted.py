@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import strategies
 from tests.embedding.host import open_table_cases as cases
 
 tpu = tf.tpu.experimental.embedding
@@ -163,3 +164,28 @@ def test_other_settings_tell_the_same():
 def test_what_cannot_be_told_to():
     with pytest.raises(TypeError, match="`on_evict` must be a callable, a pat"):
         tlm.OpenVocabulary(8, on_evict=5)
+
+
+def test_replicas_tell_once():
+    found = []
+    with strategies.mirrored(2).scope():
+        one, _ = cases.embedding(
+            tlm.OpenVocabulary(48, on_evict=found.append), tpu.Adagrad(0.25))
+    one.build()
+    strategy = one._state.replicas.strategy
+
+    @tf.function
+    def step(first):
+        def run():
+            context = tf.distribute.get_replica_context()
+            replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+            one.enqueue({"ids": first + replica * 8 + tf.range(
+                12, dtype=tf.int64)})
+            one.apply_gradients({"ids": tf.ones_like(one.dequeue()["ids"])})
+        strategy.run(run)
+
+    for number in range(8):
+        step(tf.constant(20 * number, tf.int64))
+    keys = [key for each in found for key in each.keys.tolist()]
+    stats = one.vocabularies["words"].stats()
+    assert len(set(keys)) == len(keys) == stats["num_evicted"] > 80

@@ -58,8 +58,12 @@ def create_tables(
         columns, or a variable creator gives what the engine cannot train;
         all name the table.
     """
-    return {table.name: create_table(table, partitioner)
-            for table in spec.tables}
+    variables = {}
+    with tf.device(HOST), tf.name_scope(""):
+        for table in spec.tables:
+            num_shards = _num_shards(table, partitioner)
+            variables[table.name] = _create_table(table, num_shards)
+    return variables
 
 
 def create_table(
