@@ -31,6 +31,8 @@ _HOMES = {
     "layers": "tf_layoutmap.layers",
     "OpenVocabulary":
         "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
+    "DeltaWriter": "tf_layoutmap.embedding.deltas.writer:DeltaWriter",
+    "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
     "convert_vocabularies":
         "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "optimizers": "tf_layoutmap.embedding.optimizers",
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     import tf_layoutmap.layout as layout
     import tf_layoutmap.partition.partitioners as partitioners
     from tf_layoutmap._patches.report import patches
+    from tf_layoutmap.embedding.deltas.apply import apply_deltas
+    from tf_layoutmap.embedding.deltas.writer import DeltaWriter
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.serving import serving_embedding_lookup
     from tf_layoutmap.embedding.step.packing import pack
@@ -87,6 +91,8 @@ __all__ = [
     "dtensor",
     "layers",
     "OpenVocabulary",
+    "DeltaWriter",
+    "apply_deltas",
     "convert_vocabularies",
     "optimizers",
     "partitioners",

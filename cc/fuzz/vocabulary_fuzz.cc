@@ -104,9 +104,16 @@ class Fuzzed {
     const std::vector<int64_t> keys =
         input->MostlyBelow<int64_t>(input->Below(9), 100);
     std::vector<KeyOfRow> evicted;
+    const std::vector<int64_t> old_keys = keys_;
+    const std::vector<int32_t> old_step = last_step_, old_count = count_;
     const Status status =
         EvictKeys(layout_, {step, step, {}}, keys, state_, &evicted);
     FUZZ_CHECK(status.ok() || evicted.empty());
+    if (input->Below(3) == 0) {
+      TakeBackEvicted(evicted, state_);
+      FUZZ_CHECK(keys_ == old_keys && last_step_ == old_step &&
+                 count_ == old_count);
+    }
     if (input->Below(2) == 1) {
       EvictExpired(layout_, policy_, {step, step, {}}, state_, &evicted);
     }

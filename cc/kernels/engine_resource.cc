@@ -48,8 +48,9 @@ absl::Status ActivationBuffers::Take(OpKernelContext* ctx, int64_t size,
 absl::Status GetEngine(OpKernelContext* ctx, EnginePtr* engine) {
   const tensorflow::Tensor* handle;
   TF_RETURN_IF_ERROR(GetInput(ctx, "engine", 0, &handle));
-  return tensorflow::LookupResource(ctx, handle->scalar<ResourceHandle>()(),
-                                    engine);
+  TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+      ctx, handle->scalar<ResourceHandle>()(), engine));
+  return (*engine)->CheckNotRetired();
 }
 
 void EngineOp::Run(OpKernelContext* ctx) {

@@ -16,6 +16,7 @@
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/token_steps.h"
+#include "cc/core/rows/changed_rows.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
@@ -54,11 +55,24 @@ class EngineResource : public tensorflow::ResourceBase {
   explicit EngineResource(std::unique_ptr<HostEngine> engine)
       : engine_(std::move(engine)),
         tokens_(engine_.get()),
+        changed_(NumRows(engine_->config())),
         buffers_(2 * engine_->config().num_replicas) {}
 
   HostEngine& engine() { return *engine_; }
   TokenSteps& tokens() { return tokens_; }
   ActivationBuffers& buffers() { return buffers_; }
+  ChangedRows& changed() { return changed_; }
+
+  // Refuses every call from now on, as `why` says; none if it is empty.
+  void Retire(const std::string& why) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    retired_ = why;
+  }
+  absl::Status CheckNotRetired() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return retired_.empty() ? absl::OkStatus()
+                            : absl::FailedPreconditionError(retired_);
+  }
 
   std::string DebugString() const override {
     return absl::StrCat("HostEngine with ", engine_->config().tables.size(),
@@ -66,14 +80,25 @@ class EngineResource : public tensorflow::ResourceBase {
   }
 
  private:
+  static std::vector<int64_t> NumRows(const EngineConfig& config) {
+    std::vector<int64_t> num_rows;
+    for (const TableSpec& table : config.tables) {
+      num_rows.push_back(table.partition.num_rows());
+    }
+    return num_rows;
+  }
+
   std::unique_ptr<HostEngine> engine_;
   TokenSteps tokens_;
+  ChangedRows changed_;
   ActivationBuffers buffers_;
+  mutable std::mutex mutex_;
+  std::string retired_;  // guarded by mutex_
 };
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;
 
-// The engine of the input `engine`.
+// The engine of the input `engine`, refused if it is retired.
 absl::Status GetEngine(tensorflow::OpKernelContext* ctx, EnginePtr* engine);
 
 // An op that works on the inputs `engine` and `replica`.

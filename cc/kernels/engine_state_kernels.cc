@@ -31,6 +31,32 @@ class ResetHostEngineOp : public Kernel {
   }
 };
 
+class RetireHostEngineOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    const Tensor* handle;
+    EnginePtr engine;
+    tensorflow::tstring why;
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "engine", 0, &handle));
+    OP_REQUIRES_OK(ctx, GetScalar(ctx, "why", &why));
+    OP_REQUIRES_OK(
+        ctx, tensorflow::LookupResource(
+                 ctx, handle->scalar<tensorflow::ResourceHandle>()(), &engine));
+    // First: no step begins after it was seen that there is none.
+    engine->Retire(why);
+    if (why.empty() || !(engine->engine().HasStepsInFlight() ||
+                         engine->tokens().IsApplying())) {
+      return;
+    }
+    engine->Retire("");
+    OP_REQUIRES_OK(ctx, absl::FailedPreconditionError(
+                            "Steps are in flight; finish them, or call "
+                            "`reset` to forget them"));
+  }
+};
+
 class PassStepOp : public EngineOp {
  public:
   using EngineOp::EngineOp;
@@ -103,6 +129,7 @@ class DescribeHostEngineOp : public Kernel {
 
 LM_REGISTER_KERNEL("PassStep", PassStepOp);
 LM_REGISTER_KERNEL("ResetHostEngine", ResetHostEngineOp);
+LM_REGISTER_KERNEL("RetireHostEngine", RetireHostEngineOp);
 LM_REGISTER_KERNEL("DescribeHostEngine", DescribeHostEngineOp);
 
 }  // namespace

@@ -40,9 +40,10 @@ class GradientsOp : public EngineOp {
  protected:
   // Runs the update of `step` on the variables of the op's inputs `shards` and
   // `slots`, with how many updates there were in `rounding_steps`.
-  static absl::Status RunUpdate(OpKernelContext* ctx, const HostEngine& engine,
+  static absl::Status RunUpdate(OpKernelContext* ctx, EngineResource& resource,
                                 const HostEngine::Step& step) {
     constexpr char kNeeds[] = "This engine's tables need";
+    const HostEngine& engine = resource.engine();
     const std::vector<TableSpec>& specs = engine.config().tables;
     OpInputList shard_handles, slot_handles, count_handles;
     TF_RETURN_IF_ERROR(ctx->input_list("shards", &shard_handles));
@@ -101,6 +102,9 @@ class GradientsOp : public EngineOp {
     TF_RETURN_IF_ERROR(ToTf(engine.Update(
         step, tables, RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx))));
     for (int64_t* count : counts) ++*count;
+    for (size_t t = 0; t < specs.size(); ++t) {
+      resource.changed().Note(static_cast<int32_t>(t), step.tables[t].rows);
+    }
     return absl::OkStatus();
   }
 
@@ -178,7 +182,7 @@ class ApplyStepOp : public GradientsOp {
         ToTf(engine.BeginApply(replica, std::move(batch), &step)));
     if (step == nullptr) return absl::OkStatus();  // nothing lands yet
     return RunAndFinish(
-        [&] { return RunUpdate(ctx, engine, *step); },
+        [&] { return RunUpdate(ctx, resource, *step); },
         [&](bool updated) { engine.FinishApply(replica, updated); });
   }
 };
@@ -225,7 +229,7 @@ class ApplyFollowedOp : public GradientsOp {
     return RunAndFinish(
         [&] {
           tokens.Prepare(step.get(), TfParallelFor(ctx));
-          return RunUpdate(ctx, engine, *step);
+          return RunUpdate(ctx, resource, *step);
         },
         [&](bool updated) { tokens.FinishApply(replica, *step, updated); });
   }
@@ -243,7 +247,7 @@ class LandUpdateOp : public GradientsOp {
     std::shared_ptr<HostEngine::Step> step;
     TF_RETURN_IF_ERROR(ToTf(engine.BeginLanding(replica, always_, &step)));
     if (step == nullptr) return absl::OkStatus();
-    return RunAndFinish([&] { return RunUpdate(ctx, engine, *step); },
+    return RunAndFinish([&] { return RunUpdate(ctx, resource, *step); },
                         [&](bool updated) { engine.FinishLanding(updated); });
   }
 

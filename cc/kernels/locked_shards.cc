@@ -143,7 +143,7 @@ absl::Status LockedShards::FirstRowShape(const std::string& table,
   return absl::OkStatus();
 }
 
-absl::Status LockedShards::ByteView(const std::string& table,
+absl::Status LockedShards::ByteView(int first, const std::string& table,
                                     const RowPartition& partition,
                                     tensorflow::DataType dtype,
                                     const TensorShape& row_shape,
@@ -153,9 +153,23 @@ absl::Status LockedShards::ByteView(const std::string& table,
         absl::StrCat("Table '", table, "': rows of dtype ",
                      tensorflow::DataTypeString(dtype), " cannot be copied"));
   }
-  TF_RETURN_IF_ERROR(CheckShards(0, table, partition, dtype, row_shape));
-  Fill(0, partition, row_shape.num_elements() * tensorflow::DataTypeSize(dtype),
-       view);
+  TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dtype, row_shape));
+  Fill(first, partition,
+       row_shape.num_elements() * tensorflow::DataTypeSize(dtype), view);
+  return absl::OkStatus();
+}
+
+absl::Status LockedShards::Copy(tensorflow::OpKernelContext* ctx, int i,
+                                Tensor* copy) const {
+  if (i >= size() || !variables_[i]->tensor()->IsInitialized() ||
+      !tensorflow::DataTypeCanUseMemcpy(variables_[i]->tensor()->dtype())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Variable ", i, " of ", size(),
+                     " must be there and initialized, and of numbers"));
+  }
+  const Tensor& value = *variables_[i]->tensor();
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(value.dtype(), value.shape(), copy));
+  std::memcpy(copy->data(), value.data(), value.TotalBytes());
   return absl::OkStatus();
 }
 

@@ -57,10 +57,15 @@ class LockedShards {
       tensorflow::DataType dtype = tensorflow::DataTypeToEnum<T>::value);
 
   // The same as bytes, for any dtype that can be copied as such.
-  absl::Status ByteView(const std::string& table, const RowPartition& partition,
+  absl::Status ByteView(int first, const std::string& table,
+                        const RowPartition& partition,
                         tensorflow::DataType dtype,
                         const tensorflow::TensorShape& row_shape,
                         ShardedView<const char>* view) const;
+
+  // A copy of variable `i`, refused unless it is initialized.
+  absl::Status Copy(tensorflow::OpKernelContext* ctx, int i,
+                    tensorflow::Tensor* copy) const;
 
   // An int64 scalar, to read and to write.
   absl::Status MutableCount(tensorflow::OpKernelContext* ctx, int i,

@@ -94,7 +94,7 @@ class GatherRowsOp : public TableOp {
     }
     ShardedView<const char> table;
     OP_REQUIRES_OK(
-        ctx, shards.ByteView(table_, partition, dtype_, row_shape, &table));
+        ctx, shards.ByteView(0, table_, partition, dtype_, row_shape, &table));
     Tensor* rows = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output("rows", shape, &rows));
     GatherRows(table, View<Tid>(*ids), TfParallelFor(ctx),

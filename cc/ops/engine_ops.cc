@@ -287,6 +287,63 @@ REGISTER_OP("LayoutMap>ResetHostEngine")
     .SetShapeFn(NoOutputs)
     .Doc("Forgets every step in flight.");
 
+REGISTER_OP("LayoutMap>RetireHostEngine")
+    .Input("engine: resource")
+    .Input("why: string")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Refuses every later call of an engine, whose place another one takes.
+
+why: The message; an empty one allows calls again.
+)doc");
+
+REGISTER_OP("LayoutMap>WatchChanges")
+    .Input("engine: resource")
+    .Output("watch: int64")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape)
+    .Doc(R"doc(
+Begins to note which rows of the engine's tables are written.
+
+watch: What `TakeChanges` asks for; an earlier one is refused from now on.
+)doc");
+
+REGISTER_OP("LayoutMap>TakeChanges")
+    .Input("engine: resource")
+    .Input("watch: int64")
+    .Input("also: num_tables * int64")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Input("lanes: num_lane_shards * resource")
+    .Input("whole: num_whole * resource")
+    .Output("values: Tvalues")
+    .Attr("num_tables: int >= 1")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("num_lane_shards: int >= 0")
+    .Attr("num_whole: int >= 0")
+    .Attr("open_tables: list(int)")
+    .Attr("Tvalues: list(type) >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc(R"doc(
+Copies the rows that were written since the last call, all at one moment.
+
+watch: As of `WatchChanges`.
+also: By table, rows that are to be copied besides.
+shards: All shards of the first table, then those of the second, and so on.
+slots: Table by table, one slot variable after the other, shard by shard.
+lanes: Of each open table, all shards of its keys, of their last steps and of
+  their counts.
+whole: Variables that are copied as they are.
+open_tables: Which tables of the engine are open, ascending.
+values: By table: the rows that were written, ascending; these rows of the
+  table, and of each slot variable; if it is open, the key, the last step and
+  the count of each, an empty key for the row of unknown ones. Then the whole
+  variables.
+)doc");
+
 REGISTER_OP("LayoutMap>DescribeHostEngine")
     .Input("engine: resource")
     .Output("pending: int64")

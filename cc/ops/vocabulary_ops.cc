@@ -10,8 +10,6 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::NoOutputs;
-using tensorflow::shape_inference::ScalarShape;
 using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("LayoutMap>FindKeys")
@@ -38,24 +36,26 @@ table: For messages.
 )doc");
 
 REGISTER_OP("LayoutMap>EvictKeys")
+    .Input("engine: resource")
     .Input("state: num_state * resource")
-    .Input("offsets: int64")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
     .Input("keys: int64")
-    .Input("oldest_step: int32")
-    .Input("pinned_rows: int64")
     .Output("evicted: int64")
-    .Output("rows: int64")
+    .Output("values: Tvalues")
     .Attr("num_state: int >= 4")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("Tvalues: list(type) >= 1")
+    .Attr("table: int")
     .Attr("admission: {'all', 'count', 'probability'}")
     .Attr("evict: {'none', 'lru', 'lfu'}")
     .Attr("policy: list(int)")
     .Attr("expired: bool")
-    .Attr("table: string = ''")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      const ShapeHandle some = c->Vector(InferenceContext::kUnknownDim);
-      TF_RETURN_IF_ERROR(SetShape(c, "evicted", some));
-      return SetShape(c, "rows", some);
+      TF_RETURN_IF_ERROR(tensorflow::shape_inference::UnknownShape(c));
+      return SetShape(c, "evicted", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
 Frees the rows of keys, or of all keys whose time is over.
@@ -63,15 +63,15 @@ Frees the rows of keys, or of all keys whose time is over.
 state: Variables of the vocabulary: all shards of its keys, of their last steps
   and of their counts; its sketch and the sums of it where keys are admitted by
   their count; its numbers.
-offsets: Cumulative numbers of buckets, [num_shards + 1].
-keys: Those to free, any shape; unused with `expired`.
-oldest_step: The oldest step in flight; a key that was used since is refused.
-pinned_rows: Rows that are in use besides, [num_pinned].
+shards: All shards of the table.
+slots: One slot variable after the other, shard by shard.
+keys: Those to free, any shape; unused with `expired`. One whose row a step in
+  flight uses is refused.
 evicted: The keys that had a row, [num_evicted].
-rows: Their rows, [num_evicted].
+values: What their rows held, [num_evicted, dim], then each slot variable.
 policy: min_count, admitted of 2^32, half_life_steps, ttl_steps,
   fails_when_full, seed.
-table: For messages.
+table: Its number in the engine.
 )doc");
 
 REGISTER_OP("LayoutMap>FirstRows")
@@ -122,8 +122,11 @@ REGISTER_OP("LayoutMap>EnqueueKeys")
     .Attr("first_limits: list(float)")
     .Attr("first_seeds: list(int)")
     .Attr("slot_values: list(float)")
+    .Attr("telling: list(int)")
+    .Attr("Tevicted: list(type) >= 0")
+    .Output("evicted: Tevicted")
     .SetIsStateful()
-    .SetShapeFn(NoOutputs)
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc(R"doc(
 Checks the batches of all replicas, gives new keys rows, and enqueues the step.
 
@@ -145,6 +148,9 @@ first_values: Of each, the distribution of first values, as of `FirstRows`.
 first_limits: Of each, the two numbers of that.
 first_seeds: Of each, the seed of that.
 slot_values: Of each, what its slot variables start with.
+telling: Of which tables it is told what went, as places in `open_tables`.
+evicted: Of each of these: the keys whose rows others got, [num_evicted] int64;
+  what their rows held before, [num_evicted, dim]; and each slot variable.
 )doc");
 
 REGISTER_OP("LayoutMap>OpenKeys")
@@ -172,32 +178,19 @@ REGISTER_OP("LayoutMap>OpenKeys")
     .Attr("first_limits: list(float)")
     .Attr("first_seeds: list(int)")
     .Attr("slot_values: list(float)")
+    .Attr("telling: list(int)")
+    .Attr("Tevicted: list(type) >= 0")
+    .Output("evicted: Tevicted")
     .SetIsStateful()
-    .SetShapeFn(ScalarShape)
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(tensorflow::shape_inference::UnknownShape(c));
+      return SetShape(c, "token", c->Scalar());
+    })
     .Doc(R"doc(
 Opens a lookup of keys, which gives new ones rows; see `OpenStep`.
 
 ids: By feature; all else as of `EnqueueKeys`.
 token: Names the lookup.
-)doc");
-
-REGISTER_OP("LayoutMap>RowsInFlight")
-    .Input("engine: resource")
-    .Input("table: int32")
-    .Output("oldest_step: int32")
-    .Output("pinned_rows: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(SetShape(c, "oldest_step", c->Scalar()));
-      return SetShape(c, "pinned_rows",
-                      c->Vector(InferenceContext::kUnknownDim));
-    })
-    .Doc(R"doc(
-Says which rows of an open table the steps in flight use.
-
-table: Its number in the engine.
-oldest_step: The oldest step of its vocabulary that is in flight, or 2^31 - 1.
-pinned_rows: Rows of lookups that are no step of it, ascending.
 )doc");
 
 }  // namespace

@@ -78,6 +78,8 @@ LEVELS = {
     "layout.keras3": 6,
     "layout.tf_keras": 7,
     "layout": 8,
+    "embedding.deltas.meta": 0,
+    "embedding.deltas.chain": 0,
     "embedding.step": 2,
     "embedding.serving": 6,
     "embedding.variables": 6,

@@ -78,9 +78,9 @@ def test_what_cannot_be_converted(tmp_path):
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     with pytest.raises(ValueError, match="another prefix than `source`"):
         tlm.convert_vocabularies(source, source, {})
-    with pytest.raises(TypeError, match="a mapping to tlm.OpenVocabulary"):
+    with pytest.raises(TypeError, match="a mapping to tlm.OpenVocabulary or"):
         tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: 30})
-    with pytest.raises(ValueError, match="must name tables with keys, which"):
+    with pytest.raises(ValueError, match="tables that the checkpoint has once"):
         tlm.convert_vocabularies(source, str(tmp_path / "new"), {
             "words": tlm.OpenVocabulary(30)})
     assert not list(tmp_path.glob("new*"))

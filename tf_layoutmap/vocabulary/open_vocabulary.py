@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Any, cast
 
 from tf_layoutmap import _checks
 from tf_layoutmap.vocabulary import bucket_layout
@@ -17,6 +19,25 @@ EVICTIONS = ("none", "lru", "lfu")
 UNKNOWN = ("zeros", "row")
 ON_FULL = ("evict", "error")
 _INT32_MAX = 2**31 - 1
+
+
+class _NotSaved:
+    """A callable that `dataclasses.asdict` leaves out, which copies deeply.
+
+    What is saved of settings are plain values.
+    """
+
+    def __init__(self, call: Callable[[Any], Any]):
+        self._call = call
+
+    def __call__(self, evicted: Any) -> Any:
+        return self._call(evicted)
+
+    def __repr__(self) -> str:
+        return repr(self._call)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,6 +86,13 @@ class OpenVocabulary:
         `"error"`: a step with a key that finds no place is refused, and
         changes nothing; `evict` must be `"none"`.
       seed: Of first values and of chance, an integer of 64 bits.
+      on_evict: Is given the keys that go, with their rows and slot variables,
+        before other keys get these: a callable of `EvictedKeys`, called in
+        `enqueue` once the step is in the queue, in `evict`, `evict_expired`
+        and `resize`; an error of it is one of that call. Or a path: each time
+        a record is added to `{path}-00000`, a `tf.train.Example` with `table`,
+        `keys`, `rows` (flat) and `slot/{name}`; a program that starts again
+        begins the next file. Keras saves a path, and no callable.
       num_rows: Rows of the table: 8 for each bucket, and that of unknown keys.
     """
 
@@ -79,12 +107,14 @@ class OpenVocabulary:
     unknown: str = "zeros"
     on_full: str = "evict"
     seed: int = 0
+    on_evict: Callable[[Any], Any] | str | os.PathLike[str] | None = None
 
     def __post_init__(self):
         """Checks the settings.
 
         Raises:
-          TypeError: If a number is none.
+          TypeError: If a number is none, or `on_evict` neither a callable nor
+            a path.
           ValueError: If a setting is outside of what it may be, or does not
             go with another.
         """
@@ -105,6 +135,15 @@ class OpenVocabulary:
             raise ValueError(_checks.message(
                 "probability", "a number in [0, 1]", self.probability))
         self._check_pairs()
+        on_evict: Any = self.on_evict
+        if isinstance(on_evict, os.PathLike):
+            on_evict = os.fspath(cast("os.PathLike[str]", on_evict))
+        elif callable(on_evict) and not isinstance(on_evict, _NotSaved):
+            on_evict = _NotSaved(on_evict)
+        elif not (on_evict is None or isinstance(on_evict, str | _NotSaved)):
+            raise TypeError(_checks.message(
+                "on_evict", "a callable, a path or None", on_evict))
+        object.__setattr__(self, "on_evict", on_evict)
 
     def _check_pairs(self):
         """Refuses settings that another one makes meaningless."""

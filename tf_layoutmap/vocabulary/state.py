@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,19 @@ NUMBERS_HELD = ("step", "kind", "num_lookups", "num_known", "num_probes",
             "num_expired")
 
 
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What became of the keys of one table.
+
+    Attributes:
+      num_kept: Keys that have a row in the new one.
+      num_dropped: Keys that found no place there.
+    """
+
+    num_kept: int
+    num_dropped: int
+
+
 def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
     """Returns all variables as the ops take them, shard by shard."""
     return [shard for name in (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS,
@@ -48,7 +62,9 @@ class Vocabulary:
 
     def __init__(
         self, settings: OpenVocabulary, name: str, variables: dict[str, Any],
-        rows_in_flight: Callable[[], tuple[Any, Any]],
+        evict_keys: Callable[..., tf.Tensor],
+        resize: Callable[[int], tuple[
+            OpenVocabulary, dict[str, Any], Conversion]],
     ):
         """Takes the variables, which others own.
 
@@ -56,13 +72,16 @@ class Vocabulary:
           settings: What the variables were created with.
           name: The name of its table.
           variables: From `KEYS` and so on to the variables.
-          rows_in_flight: Returns the oldest step in flight, int32, and rows
-            that are in use besides, int64.
+          evict_keys: Takes rows of keys away, of int64 `keys`, or with
+            `expired` those of keys whose time is over; returns these keys.
+          resize: Gives the table another capacity; returns new settings and
+            variables, and what became of the keys.
         """
         self.settings = settings
         self.name = name
         self._variables = variables
-        self._rows_in_flight = rows_in_flight
+        self._evict_keys = evict_keys
+        self._resize = resize
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.name!r}, {self.settings})"
@@ -74,6 +93,11 @@ class Vocabulary:
         The row of a key is 8 times its bucket, and its place in it.
         """
         return self._variables[KEYS]
+
+    @property
+    def _num_buckets(self) -> int:
+        # Of what there is: settings may be older than a resize.
+        return int(self.key_variable.shape[0])
 
     def lookup(self, keys: Any) -> tf.Tensor:
         """Returns the row of each key, or -1.
@@ -108,7 +132,7 @@ class Vocabulary:
           keys: `[num_keys]` int64, strings hashed.
         """
         return stock_find.find_rows(
-            self.key_variable, self.settings.num_buckets, keys)
+            self.key_variable, self._num_buckets, keys)
 
     def keys(self) -> tf.Tensor:
         """Returns all keys that have a row, `[num_keys]` int64, by row.
@@ -135,7 +159,7 @@ class Vocabulary:
             raise RuntimeError("`stats` must be called outside tf.function.")
         numbers = self._variables[NUMBERS].numpy().tolist()
         found = dict(zip(NUMBERS_HELD, numbers))
-        num_rows = self.settings.num_rows - 1
+        num_rows = bucket_layout.KEYS_PER_BUCKET * self._num_buckets
         num_keys = sum(
             int(tf.math.count_nonzero(one != bucket_layout.EMPTY_KEY))
             for one in shards_of(self.key_variable))
@@ -164,7 +188,7 @@ class Vocabulary:
         """
         found, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
-            return self._evict(found, expired=False)
+            return self._evict_keys(found, expired=False)
 
     def evict_expired(self) -> tf.Tensor:
         """Takes the rows of all keys away that `ttl_steps` have passed for.
@@ -175,15 +199,38 @@ class Vocabulary:
         Returns:
           The keys, `[num_evicted]` int64, by row.
         """
-        return self._evict(tf.zeros([0], tf.int64), expired=True)
+        return self._evict_keys(tf.zeros([0], tf.int64), expired=True)
 
-    def _evict(self, keys: tf.Tensor, *, expired: bool) -> tf.Tensor:
-        oldest_step, pinned_rows = self._rows_in_flight()
-        return _ops.evict_keys(
-            state=[one.handle for one in in_order_of_ops(self._variables)],
-            offsets=self._offsets(), keys=keys, oldest_step=oldest_step,
-            pinned_rows=pinned_rows, expired=expired, table=self.name,
-            **self.settings.policy()).evicted
+    def resize(self, capacity: int) -> Conversion:
+        """Gives the vocabulary another capacity.
+
+        Keys keep the values of their rows and slot variables, their steps and
+        counts. Where there is not room for all, those with the highest score
+        stay, by `evict`; `on_evict` is told of the others. What was counted of
+        keys without a row is forgotten.
+
+        The table gets new variables and the embedding a new engine, whose
+        `TPUEmbedding.stats` begin anew. So functions that were traced before
+        are refused when they step, and must be traced anew: of a Keras model by
+        `make_train_function(force=True)`, or `compile`. A program that starts
+        again makes the embedding with the new capacity.
+
+        Args:
+          capacity: As of `OpenVocabulary`.
+
+        Returns:
+          How many keys have a row, and how many found no place.
+
+        Raises:
+          TypeError: If it is not an integer.
+          ValueError: If it is no capacity.
+          RuntimeError: If steps are in flight, or in a tf.function. Nothing
+            is changed then.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError("`resize` must be called outside tf.function.")
+        self.settings, self._variables, conversion = self._resize(capacity)
+        return conversion
 
     def _find(self, keys: tf.Tensor) -> tf.Tensor:
         return _ops.find_keys(
@@ -192,8 +239,7 @@ class Vocabulary:
 
     def _offsets(self) -> Sequence[int]:
         return bucket_layout.bucket_partition(
-            self.settings.num_buckets,
-            len(shards_of(self.key_variable))).offsets
+            self._num_buckets, len(shards_of(self.key_variable))).offsets
 
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")

@@ -175,6 +175,7 @@ void HostEngine::VisitInFlight(
   };
   for (const std::shared_ptr<Step>& step : steps_) visit_step(*step);
   if (held_ != nullptr) visit_step(*held_);
+  in_use_.Visit(visit);
 }
 
 Status HostEngine::Publish(int32_t replica, bool training,
@@ -301,6 +302,7 @@ Status HostEngine::BeginDequeue(int32_t replica,
   }
   r.stage = Stage::kDequeuing;
   *batch = step->batches[replica];
+  in_use_.Add(*batch);
   return Status();
 }
 
@@ -334,6 +336,11 @@ void HostEngine::Reset() {
   poisoned_.clear();
   held_ = nullptr;
   is_landing_ = false;
+}
+
+bool HostEngine::HasStepsInFlight() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !steps_.empty() || held_ != nullptr || IsUpdating();
 }
 
 HostEngine::Description HostEngine::Describe() const {

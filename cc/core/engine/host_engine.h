@@ -104,7 +104,8 @@ class HostEngine {
   // What `EnqueueBatch` would say of any batch of a step that no replica has
   // begun, before something is done for it.
   Status CheckEnqueue(int32_t replica, bool training) const;
-  // Calls `visit(batch)` for the batches of all steps in flight.
+  // Calls `visit(batch)` for the batches of all steps in flight, and of what
+  // runs now though a reset has forgotten its step.
   void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
   // The replica's oldest batch, to look up; it stays in the queue until
@@ -133,6 +134,8 @@ class HostEngine {
 
   // Forgets every step in flight.
   void Reset();
+  // Whether there is one, or an update that is held back or runs.
+  bool HasStepsInFlight() const;
 
   Description Describe() const;
 
@@ -158,6 +161,7 @@ class HostEngine {
   void CountBatchLocked(const Batch& batch);
   void CountRowsLocked(const std::vector<TableStep>& tables);
   bool IsUpdating() const;
+  void HandOut(const std::shared_ptr<Step>& update);
 
   const EngineConfig config_;
   mutable std::mutex mutex_;  // guards all below
@@ -167,6 +171,7 @@ class HostEngine {
   int64_t num_updates_ = 0;
   std::string poisoned_;
   std::shared_ptr<Step> held_;  // all gradients are there, the update is not
+  BatchesInUse in_use_;
   bool is_landing_ = false;
   std::vector<FeatureCounts> feature_counts_;
   std::vector<TableCounts> table_counts_;

@@ -23,6 +23,12 @@ namespace layoutmap {
 
 using std::to_string;
 
+void HostEngine::HandOut(const std::shared_ptr<Step>& update) {
+  for (const std::shared_ptr<const Batch>& batch : update->batches) {
+    in_use_.Add(batch);
+  }
+}
+
 Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
                               std::shared_ptr<Step>* update) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -58,6 +64,7 @@ Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
   } else if (is_last) {
     r.stage = Stage::kApplying;
     *update = config_.is_pipelined ? held_ : step;
+    HandOut(*update);
   } else {
     r.stage = Stage::kReady;
     ++step->num_finished;
@@ -146,6 +153,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
   }
   is_landing_ = true;
   *update = held_;
+  HandOut(*update);
   return Status();
 }
 

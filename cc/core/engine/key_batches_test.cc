@@ -46,6 +46,16 @@ class KeyBatchesTest : public testing::Test {
     return KeyBatches::Make(config_, {true, true}, inputs_, made);
   }
 
+  // Shaped like the activations of one replica.
+  static BatchGradients GradientsOfOnes() {
+    static const std::vector<float> ones(10, 1.0f);
+    BatchGradients gradients;
+    for (int64_t size : {3, 10, 3}) {
+      gradients.features.push_back({ones.data(), size});
+    }
+    return gradients;
+  }
+
   EngineConfig config_;
   std::vector<std::vector<std::vector<int64_t>>> ids_;
   std::vector<std::vector<int64_t>> splits_;
@@ -130,6 +140,70 @@ TEST_F(KeyBatchesTest, WhatStepsInFlightUseIsFound) {
   EXPECT_EQ(find().oldest_step, 8);
   tokens.Reset();
   EXPECT_EQ(find().oldest_step, INT32_MAX);
+}
+
+TEST_F(KeyBatchesTest, AResetLeavesTheRowsOfWhatRunsNowInUse) {
+  for (const bool is_pipelined : {false, true}) {
+    config_.is_pipelined = is_pipelined;
+    Trainer trainer(config_);
+    HostEngine& engine = trainer.engine();
+    TokenSteps tokens(&engine);
+    const auto oldest = [&] {
+      return FindRowsInFlight(engine, tokens, 0).oldest_step;
+    };
+    const auto made = [&](int32_t step) {
+      KeyBatches batches;
+      EXPECT_TRUE(Make({{{4}, {1}, {2}}, {{3}, {1}, {2}}}, &batches).ok());
+      batches.TakeRows(0, std::vector<int64_t>{4, 3, 2, 2}, kNoRow, step);
+      batches.TakeRows(1, std::vector<int64_t>{1, 1}, kNoRow, step);
+      return batches.Finish();
+    };
+    std::shared_ptr<const Batch> batch;
+    std::shared_ptr<HostEngine::Step> update;
+    // Pipelined, the second step hands out the update of the first.
+    for (int32_t step = 5; step < 5 + 1 + is_pipelined; ++step) {
+      auto batches = made(step);
+      for (int32_t r : {0, 1}) {
+        ASSERT_TRUE(
+            engine.EnqueueBatch(r, true, Status(), batches[r], SerialFor).ok());
+      }
+      batches.clear();
+      for (int32_t r : {0, 1}) {
+        ASSERT_TRUE(engine.BeginDequeue(r, &batch).ok());
+        engine.FinishDequeue(r, true);
+        batch = nullptr;
+      }
+      for (int32_t r : {0, 1}) {
+        ASSERT_TRUE(engine.BeginApply(r, GradientsOfOnes(), &update).ok());
+      }
+    }
+    ASSERT_NE(update, nullptr);
+    engine.Reset();
+    EXPECT_EQ(oldest(), 5);
+    engine.FinishApply(1, true);
+    update = nullptr;
+    EXPECT_EQ(oldest(), INT32_MAX);
+
+    auto batches = made(9);
+    for (int32_t r : {0, 1}) {
+      ASSERT_TRUE(
+          engine.EnqueueBatch(r, true, Status(), batches[r], SerialFor).ok());
+    }
+    batches.clear();
+    ASSERT_TRUE(engine.BeginDequeue(0, &batch).ok());
+    engine.Reset();
+    EXPECT_EQ(oldest(), 9);
+    batch = nullptr;
+    EXPECT_EQ(oldest(), INT32_MAX);
+
+    int64_t token;
+    ASSERT_TRUE(tokens.Open(0, made(12)[0], &token).ok());
+    ASSERT_TRUE(tokens.Find(0, token, &batch).ok());
+    tokens.Reset();
+    EXPECT_EQ(oldest(), 12);
+    batch = nullptr;
+    EXPECT_EQ(oldest(), INT32_MAX);
+  }
 }
 
 }  // namespace

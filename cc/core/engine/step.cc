@@ -1,7 +1,9 @@
 #include "cc/core/engine/step.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -73,6 +75,19 @@ std::vector<T> Permute(const std::vector<T>& values,
 }
 
 }  // namespace
+
+void BatchesInUse::Add(const std::shared_ptr<const Batch>& batch) {
+  batches_.erase(std::remove_if(batches_.begin(), batches_.end(),
+                                [](const auto& one) { return one.expired(); }),
+                 batches_.end());
+  batches_.push_back(batch);
+}
+
+void BatchesInUse::Visit(const std::function<void(const Batch&)>& visit) const {
+  for (const std::weak_ptr<const Batch>& one : batches_) {
+    if (const std::shared_ptr<const Batch> batch = one.lock()) visit(*batch);
+  }
+}
 
 TableStep PrepareTable(
     const EngineConfig& config, int32_t table,

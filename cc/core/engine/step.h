@@ -4,6 +4,7 @@
 #define TF_LAYOUTMAP_CORE_ENGINE_STEP_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,18 @@ namespace layoutmap {
 
 // What one replica enqueued, by feature. Not written to after it is made.
 using Batch = std::vector<RaggedIds>;
+
+// The batches that lookups and updates work on now. A reset forgets their steps
+// and cannot stop those who read or write their rows.
+class BatchesInUse {
+ public:
+  // In use as long as the caller, or a step that it was given, holds it.
+  void Add(const std::shared_ptr<const Batch>& batch);
+  void Visit(const std::function<void(const Batch&)>& visit) const;
+
+ private:
+  std::vector<std::weak_ptr<const Batch>> batches_;
+};
 
 // What one replica's activations got back, by feature, [num_outputs, dim]
 // each; `keep_alive` holds their memory. Hyperparameters, by table, are for

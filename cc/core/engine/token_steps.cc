@@ -113,7 +113,9 @@ Status TokenSteps::FindLocked(int32_t replica, int64_t token,
 Status TokenSteps::Find(int32_t replica, int64_t token,
                         std::shared_ptr<const Batch>* batch) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return FindLocked(replica, token, batch);
+  LM_RETURN_IF_ERROR(FindLocked(replica, token, batch));
+  in_use_.Add(*batch);
+  return Status();
 }
 
 Status TokenSteps::Follow(int32_t replica, int64_t token,
@@ -229,6 +231,9 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
     return Status();
   }
   (*update)->hyperparameters = std::move(hyperparameters);
+  for (const std::shared_ptr<const Batch>& batch : (*update)->batches) {
+    in_use_.Add(batch);
+  }
   is_updating_ = true;
   return Status();
 }
@@ -304,6 +309,7 @@ void TokenSteps::VisitInFlight(
     for (const auto& [token, batch] : r.open) visit(*batch);
     for (const auto& [number, followed] : r.followed) visit(*followed.batch);
   }
+  in_use_.Visit(visit);
 }
 
 void TokenSteps::Reset() {
@@ -314,6 +320,13 @@ void TokenSteps::Reset() {
     r.open.clear();
     r.followed.clear();
   }
+}
+
+bool TokenSteps::IsApplying() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return is_updating_ ||
+         std::any_of(replicas_.begin(), replicas_.end(),
+                     [](const Replica& r) { return r.is_applying; });
 }
 
 std::vector<int64_t> TokenSteps::NumOpen() const {

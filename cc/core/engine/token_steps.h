@@ -69,11 +69,15 @@ class TokenSteps {
   void FinishApply(int32_t replica, const HostEngine::Step& update,
                    bool updated);
 
-  // Calls `visit(batch)` for the batches of all lookups that are kept.
+  // Calls `visit(batch)` for the batches of all lookups that are kept, and of
+  // what runs now though a reset has forgotten it.
   void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
   // Forgets everything; tokens are counted on.
   void Reset();
+
+  // Whether an update runs, or waits for other replicas.
+  bool IsApplying() const;
 
   // By replica: lookups that are open, and gradients that wait.
   std::vector<int64_t> NumOpen() const;
@@ -109,6 +113,7 @@ class TokenSteps {
   mutable std::mutex mutex_;  // guards all below
   std::vector<Replica> replicas_;
   bool is_updating_ = false;
+  mutable BatchesInUse in_use_;  // `Find` hands batches out
   std::string refused_;  // why the replicas' steps no longer pair, or empty
 };
 

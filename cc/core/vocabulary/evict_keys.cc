@@ -48,7 +48,8 @@ Status EvictKeys(const BucketLayout& layout, const VocabularyStep& step,
       if (IsInUse(step, row, bucket.last_step[lane]) && used == kEmptyKey) {
         used = key;
       }
-      evicted->push_back({row, key});
+      evicted->push_back(
+          {row, key, bucket.last_step[lane], bucket.count[lane]});
     }
     if (used != kEmptyKey) return;
     // A key that is asked for twice goes once.
@@ -84,9 +85,23 @@ void EvictExpired(const BucketLayout& layout, const VocabularyPolicy& policy,
             IsInUse(step, row, last_step)) {
           continue;
         }
-        evicted->push_back({row, bucket.keys[lane]});
+        evicted->push_back(
+            {row, bucket.keys[lane], last_step, bucket.count[lane]});
         Free(bucket, lane);
       }
+    }
+  });
+}
+
+void TakeBackEvicted(const std::vector<KeyOfRow>& evicted,
+                     const VocabularyState& state) {
+  WithBuckets(state, [&](const auto& buckets) {
+    for (const KeyOfRow& one : evicted) {
+      const auto bucket = buckets.at(one.row / kKeysPerBucket);
+      const int64_t lane = one.row % kKeysPerBucket;
+      bucket.keys[lane] = one.key;
+      bucket.last_step[lane] = one.last_step;
+      bucket.count[lane] = one.count;
     }
   });
 }

@@ -19,6 +19,8 @@ namespace layoutmap {
 struct KeyOfRow {
   int64_t row;
   int64_t key;
+  int32_t last_step = 0;
+  int32_t count = 0;
 };
 
 // Frees the rows of `keys`; `evicted` are those that had one, in the order of
@@ -33,7 +35,11 @@ void EvictExpired(const BucketLayout& layout, const VocabularyPolicy& policy,
                   const VocabularyStep& step, const VocabularyState& state,
                   std::vector<KeyOfRow>* evicted);
 
-// All keys, by row.
+// Gives keys the rows back that one of the above has freed just now.
+void TakeBackEvicted(const std::vector<KeyOfRow>& evicted,
+                     const VocabularyState& state);
+
+// All keys, by row; neither steps nor counts.
 std::vector<KeyOfRow> ListKeys(const BucketLayout& layout,
                                const ShardedView<const int64_t>& stored);
 

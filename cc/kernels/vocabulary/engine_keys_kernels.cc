@@ -23,6 +23,7 @@
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/vocabulary/admit_keys.h"
 #include "cc/core/vocabulary/first_rows.h"
+#include "cc/kernels/changes/row_values.h"
 #include "cc/kernels/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
@@ -57,16 +58,10 @@ struct OpenTable {
   std::vector<int64_t> pinned_rows;
   VocabularyStep step;
   AdmittedKeys admitted;
+  // The first of its variables among those that are locked.
+  int first_shard = 0;
+  int first_slot = 0;
 };
-
-// The rows of a table count 8 a bucket; one more is that of unknown keys.
-std::vector<int64_t> BucketOffsets(const TableSpec& table) {
-  std::vector<int64_t> offsets;
-  for (int64_t offset : table.partition.offsets()) {
-    offsets.push_back(offset / kKeysPerBucket);
-  }
-  return offsets;
-}
 
 class KeysOp : public Kernel {
  public:
@@ -86,6 +81,7 @@ class KeysOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("first_limits", &limits));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("first_seeds", &seeds));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_values", &slot_values_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("telling", &telling_));
     const size_t size = tables.size();
     OP_REQUIRES(
         ctx,
@@ -97,6 +93,12 @@ class KeysOp : public Kernel {
         absl::InvalidArgumentError(absl::StrCat(
             "The lists about open tables must be of one size each. Received: ",
             size, " tables and other sizes")));
+    for (const int32_t place : telling_) {
+      OP_REQUIRES(
+          ctx, place >= 0 && place < static_cast<int32_t>(size),
+          absl::InvalidArgumentError(absl::StrCat(
+              "`telling` must be places in `open_tables`. Received: ", place)));
+    }
     for (size_t i = 0; i < size; ++i) {
       OpenTableSpec spec;
       spec.table = tables[i];
@@ -143,12 +145,14 @@ class KeysOp : public Kernel {
       TF_RETURN_IF_ERROR(locked.Lock(ctx, {"state", "shards", "slots"},
                                      LockedShards::Mode::kExclusive));
       TF_RETURN_IF_ERROR(LockTables(ctx, config, &locked, &tables));
-      TF_RETURN_IF_ERROR(Admit(ctx, resource, &batches, &tables));
+      TF_RETURN_IF_ERROR(Admit(ctx, resource, locked, &batches, &tables));
       return hand_over(batches.Finish());
     }
+    std::deque<OpenTable> unchanged(specs_.size());
     TF_RETURN_IF_ERROR(
         locked.Lock(ctx, {"state"}, LockedShards::Mode::kShared));
     TF_RETURN_IF_ERROR(Find(ctx, config, locked, &batches));
+    TF_RETURN_IF_ERROR(TellEvicted(ctx, config, locked, unchanged));
     return hand_over(batches.Finish());
   }
 
@@ -210,6 +214,7 @@ class KeysOp : public Kernel {
     for (size_t i = 0; i < specs_.size(); ++i) {
       const TableSpec& table = config.tables[specs_[i].table];
       FirstRows& rows = (*tables)[i].first_rows;
+      (*tables)[i].first_shard = first;
       rows.values = specs_[i].values;
       rows.row_type = table.row_type;
       TF_RETURN_IF_ERROR(
@@ -225,6 +230,7 @@ class KeysOp : public Kernel {
     for (size_t i = 0; i < specs_.size(); ++i) {
       const TableSpec& table = config.tables[specs_[i].table];
       FirstRows& rows = (*tables)[i].first_rows;
+      (*tables)[i].first_slot = first;
       rows.slots.resize(NumSlots(table.optimizer));
       for (size_t j = 0; j < rows.slots.size(); ++j) {
         if (next_value >= slot_values_.size()) {
@@ -246,7 +252,8 @@ class KeysOp : public Kernel {
   // All is checked before the first vocabulary is changed, but whether its keys
   // find a place; if those of one do not, all are taken back.
   absl::Status Admit(OpKernelContext* ctx, EngineResource& resource,
-                     KeyBatches* batches, std::deque<OpenTable>* tables) const {
+                     const LockedShards& locked, KeyBatches* batches,
+                     std::deque<OpenTable>* tables) const {
     bool may_fail = false;
     for (const OpenTableSpec& spec : specs_) {
       may_fail |= spec.policy.fails_when_full;
@@ -261,7 +268,9 @@ class KeysOp : public Kernel {
       table.step.pinned_rows = table.pinned_rows;
       table.step.oldest_in_flight =
           std::min(in_flight.oldest_step, table.step.number);
-      table.step.keeps_old = may_fail && specs_.size() > 1;
+      // Memory for what they tell may run out.
+      table.step.keeps_old =
+          (may_fail && specs_.size() > 1) || !telling_.empty();
       table.keys = batches->KeysOf(specs_[i].table);
       table.rows.resize(table.keys.size());
     }
@@ -277,16 +286,46 @@ class KeysOp : public Kernel {
       return ToTf(Status(status.code(), status.message() + " (table '" +
                                             vocabulary.table() + "')"));
     }
+    const absl::Status told = CatchAllTf([&] {
+      return TellEvicted(ctx, resource.engine().config(), locked, *tables);
+    });
+    if (!told.ok()) {
+      for (OpenTable& table : *tables) table.admitted.take_back();
+      return told;
+    }
     for (size_t i = 0; i < specs_.size(); ++i) {
       OpenTable& table = (*tables)[i];
       WriteFirstRows(table.first_rows, table.admitted.new_keys, parallel_for);
       table.vocabulary.CountStep(table.step.number, specs_[i].kind,
                                  table.admitted.counts);
+      resource.changed().Note(specs_[i].table, table.rows);
       batches->TakeRows(specs_[i].table, table.rows,
                         UnknownRow(specs_[i], table.vocabulary.layout()),
                         table.step.number);
     }
     return absl::OkStatus();
+  }
+
+  // Before first values overwrite the rows that keys have given away.
+  absl::Status TellEvicted(OpKernelContext* ctx, const EngineConfig& config,
+                           const LockedShards& locked,
+                           const std::deque<OpenTable>& tables) const {
+    OutputsInOrder outputs;
+    TF_RETURN_IF_ERROR(outputs.Start(ctx, "evicted"));
+    for (const int32_t place : telling_) {
+      const OpenTable& table = tables[place];
+      const TableSpec& spec = config.tables[specs_[place].table];
+      std::vector<int64_t> keys, rows;
+      for (const NewKey& one : table.admitted.new_keys) {
+        if (one.evicted == kEmptyKey) continue;
+        keys.push_back(one.evicted);
+        rows.push_back(one.row);
+      }
+      TF_RETURN_IF_ERROR(outputs.SetVector(keys));
+      TF_RETURN_IF_ERROR(CopyRows(ctx, locked, table.first_shard,
+                                  table.first_slot, spec, rows, &outputs));
+    }
+    return outputs.Finish();
   }
 
   absl::Status Find(OpKernelContext* ctx, const EngineConfig& config,
@@ -318,6 +357,7 @@ class KeysOp : public Kernel {
 
   std::vector<OpenTableSpec> specs_;
   std::vector<float> slot_values_;
+  std::vector<int32_t> telling_;
 };
 
 class EnqueueKeysOp : public KeysOp {
@@ -372,27 +412,8 @@ class OpenKeysOp : public KeysOp {
   }
 };
 
-// Which rows of a table the steps in flight use.
-class RowsInFlightOp : public Kernel {
- public:
-  using Kernel::Kernel;
-
-  void Run(OpKernelContext* ctx) override {
-    EnginePtr resource;
-    int32_t table;
-    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
-    OP_REQUIRES_OK(ctx, GetScalar(ctx, "table", &table));
-    const RowsInFlight found =
-        FindRowsInFlight(resource->engine(), resource->tokens(), table);
-    OP_REQUIRES_OK(ctx, SetScalar(ctx, "oldest_step", found.oldest_step));
-    OP_REQUIRES_OK(ctx,
-                   SetVector<int64_t>(ctx, "pinned_rows", found.pinned_rows));
-  }
-};
-
 LM_REGISTER_KERNEL("EnqueueKeys", EnqueueKeysOp);
 LM_REGISTER_KERNEL("OpenKeys", OpenKeysOp);
-LM_REGISTER_KERNEL("RowsInFlight", RowsInFlightOp);
 
 }  // namespace
 }  // namespace layoutmap

@@ -1,13 +1,14 @@
 // What is asked of one vocabulary outside of the engine's steps.
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/key_batches.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/find_keys.h"
 #include "cc/core/keys/first_values.h"
@@ -16,6 +17,8 @@
 #include "cc/core/tables/sharded_view.h"
 #include "cc/core/vocabulary/admit_keys.h"
 #include "cc/core/vocabulary/evict_keys.h"
+#include "cc/kernels/changes/row_values.h"
+#include "cc/kernels/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
@@ -26,6 +29,7 @@
 namespace layoutmap {
 namespace {
 
+using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -59,75 +63,94 @@ class FindKeysOp : public Kernel {
   std::string table_;
 };
 
-// An op that changes a vocabulary.
-class ChangeOp : public Kernel {
+class EvictKeysOp : public Kernel {
  public:
-  explicit ChangeOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+  explicit EvictKeysOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     std::string admission, evict;
     std::vector<int64_t> numbers;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("expired", &expired_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("admission", &admission));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("evict", &evict));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("policy", &numbers));
     OP_REQUIRES_OK(ctx, ReadPolicy(admission, evict, numbers, 0, &policy_));
   }
 
- protected:
-  absl::Status LockState(OpKernelContext* ctx, LockedShards* locked,
-                         LockedVocabulary* vocabulary) const {
-    RowPartition buckets;
-    TF_RETURN_IF_ERROR(GetPartition(ctx, Placement::kOffsets, &buckets));
-    TF_RETURN_IF_ERROR(
-        locked->Lock(ctx, {"state"}, LockedShards::Mode::kExclusive));
-    return vocabulary->Make(ctx, locked, 0, table_, buckets.offsets(), policy_);
-  }
-
- private:
-  std::string table_;
-  VocabularyPolicy policy_;
-};
-
-class EvictKeysOp : public ChangeOp {
- public:
-  explicit EvictKeysOp(OpKernelConstruction* ctx) : ChangeOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("expired", &expired_));
-  }
-
   void Run(OpKernelContext* ctx) override {
-    const Tensor *keys, *pinned_rows;
-    VocabularyStep step;
+    const Tensor* keys;
+    EnginePtr resource;
     OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
-    OP_REQUIRES_OK(ctx, GetInput(ctx, "pinned_rows", 1, &pinned_rows));
-    OP_REQUIRES_OK(ctx, GetScalar(ctx, "oldest_step", &step.oldest_in_flight));
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    const std::vector<TableSpec>& tables = resource->engine().config().tables;
+    OP_REQUIRES(ctx,
+                table_ >= 0 && table_ < static_cast<int32_t>(tables.size()),
+                absl::InvalidArgumentError(
+                    absl::StrCat("`table` must be in [0, ", tables.size(),
+                                 "). Received: ", table_)));
+    const TableSpec& table = tables[table_];
     LockedShards locked;
     LockedVocabulary vocabulary;
-    OP_REQUIRES_OK(ctx, LockState(ctx, &locked, &vocabulary));
-    OP_REQUIRES_OK(ctx, vocabulary.NextStep(&step.number));
-    std::vector<int64_t> pinned(View<int64_t>(*pinned_rows).begin(),
-                                View<int64_t>(*pinned_rows).end());
-    std::sort(pinned.begin(), pinned.end());
-    step.pinned_rows = pinned;
+    OP_REQUIRES_OK(ctx, locked.Lock(ctx, {"state", "shards", "slots"},
+                                    LockedShards::Mode::kExclusive));
+    OP_REQUIRES_OK(ctx, vocabulary.Make(ctx, &locked, 0, table.name,
+                                        BucketOffsets(table), policy_));
     std::vector<KeyOfRow> evicted;
-    if (expired_) {
-      EvictExpired(vocabulary.layout(), vocabulary.policy(), step,
-                   vocabulary.state(), &evicted);
-    } else {
-      OP_REQUIRES_OK(
-          ctx, ToTf(EvictKeys(vocabulary.layout(), step, View<int64_t>(*keys),
-                              vocabulary.state(), &evicted)));
-    }
+    OP_REQUIRES_OK(
+        ctx, Evict(*resource, vocabulary, View<int64_t>(*keys), &evicted));
+    const absl::Status told =
+        CatchAllTf([&] { return Tell(ctx, locked, table, evicted); });
+    if (!told.ok()) TakeBackEvicted(evicted, vocabulary.state());
+    OP_REQUIRES_OK(ctx, told);
     const auto num_evicted = static_cast<int64_t>(evicted.size());
     vocabulary.CountEvicted(num_evicted, expired_ ? num_evicted : 0);
-    std::vector<int64_t> gone, rows;
-    for (const KeyOfRow& one : evicted) {
-      gone.push_back(one.key);
-      rows.push_back(one.row);
-    }
-    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "evicted", gone));
-    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "rows", rows));
+    std::vector<int64_t> rows;
+    for (const KeyOfRow& one : evicted) rows.push_back(one.row);
+    resource->changed().Note(table_, rows);
   }
 
  private:
+  // Under the locks of the vocabulary: no step can take a row meanwhile.
+  absl::Status Evict(EngineResource& resource,
+                     const LockedVocabulary& vocabulary,
+                     Span<const int64_t> keys,
+                     std::vector<KeyOfRow>* evicted) const {
+    const RowsInFlight in_flight =
+        FindRowsInFlight(resource.engine(), resource.tokens(), table_);
+    VocabularyStep step;
+    TF_RETURN_IF_ERROR(vocabulary.NextStep(&step.number));
+    step.oldest_in_flight = in_flight.oldest_step;
+    step.pinned_rows = in_flight.pinned_rows;
+    if (!expired_) {
+      return ToTf(EvictKeys(vocabulary.layout(), step, keys, vocabulary.state(),
+                            evicted));
+    }
+    EvictExpired(vocabulary.layout(), vocabulary.policy(), step,
+                 vocabulary.state(), evicted);
+    return absl::OkStatus();
+  }
+
+  static absl::Status Tell(OpKernelContext* ctx, const LockedShards& locked,
+                           const TableSpec& table,
+                           const std::vector<KeyOfRow>& evicted) {
+    OpInputList state, shards;
+    OutputsInOrder outputs;
+    std::vector<int64_t> keys, rows;
+    for (const KeyOfRow& one : evicted) {
+      keys.push_back(one.key);
+      rows.push_back(one.row);
+    }
+    TF_RETURN_IF_ERROR(ctx->input_list("state", &state));
+    TF_RETURN_IF_ERROR(ctx->input_list("shards", &shards));
+    TF_RETURN_IF_ERROR(outputs.Start(ctx, "values"));
+    TF_RETURN_IF_ERROR(CopyRows(ctx, locked, state.size(),
+                                state.size() + shards.size(), table, rows,
+                                &outputs));
+    TF_RETURN_IF_ERROR(outputs.Finish());
+    return SetVector<int64_t>(ctx, "evicted", keys);
+  }
+
+  VocabularyPolicy policy_;
+  int32_t table_;
   bool expired_;
 };
 

@@ -6,7 +6,7 @@ operations of a TPU. Whoever uses a backend is typed by these protocols.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
@@ -145,6 +145,33 @@ class Backend(Protocol):
         """Brings the variables up to date with the steps taken."""
 
 
+class EngineChanges(Protocol):
+    """Which rows of the tables were written since somebody last asked.
+
+    Attributes:
+      num_replaced: How often all values may have been replaced, as by a
+        restore, which notes no rows.
+    """
+
+    num_replaced: int
+
+    def take(self, also: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies the rows that were written since the last call.
+
+        Args:
+          also: By name of the table, rows to copy besides, int64.
+
+        Returns:
+          By name of the table, what changed: `rows`, int64 and ascending;
+          `values`, by name of the variable, of these rows; `whole`, by name,
+          variables that are small.
+
+        Raises:
+          RuntimeError: Somebody else watches by now, or the engine is another.
+        """
+        ...
+
+
 class EngineBackend(Backend, Protocol):
     """What the host engine adds: lookups by token, and its statistics."""
 
@@ -179,15 +206,40 @@ class EngineBackend(Backend, Protocol):
           marks: Float32 of `mark_shape`.
         """
 
-    def rows_in_flight(self, table: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns what the steps in flight use of a table with keys.
+    def evict_keys(self, table: int, keys: tf.Tensor, *,
+                   expired: bool) -> tf.Tensor:
+        """Takes rows of keys of an open table away.
 
         Args:
           table: Its number.
+          keys: Which keys, int64.
+          expired: Whether all keys whose time is over go instead.
 
         Returns:
-          The oldest step of its vocabulary, int32, and rows that are in use
-          besides, int64.
+          Those that had a row, `[num_evicted]` int64.
+        """
+        ...
+
+    def resize(self, table: int, capacity: int) -> Any:
+        """Gives an open table another capacity.
+
+        Args:
+          table: Its number.
+          capacity: Of its vocabulary.
+
+        Returns:
+          The `spec`, the `variables` of the table, and the `conversion`.
+
+        Raises:
+          RuntimeError: If steps are in flight.
+        """
+        ...
+
+    def watch_changes(self) -> EngineChanges:
+        """Begins to note which rows are written.
+
+        Raises:
+          NotImplementedError: Several processes train the tables.
         """
         ...
 

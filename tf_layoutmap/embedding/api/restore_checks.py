@@ -30,7 +30,7 @@ def check_shapes(path: str, attribute: str,
     """
     found = dict(tf.train.list_variables(path))
     dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
-    own = {_key(attribute, table, name): (table, list(variable.shape),
+    own = {key_of(attribute, table, name): (table, list(variable.shape),
                                           tf.as_dtype(variable.dtype))
            for table, by_name in variables.items()
            for name, variable in by_name.items()}
@@ -71,10 +71,10 @@ def _other_kind(
     Their rows would be restored, and belong to others.
     """
     for table, by_name in variables.items():
-        if prefix + _key(attribute, table, "parameters") not in found:
+        if prefix + key_of(attribute, table, "parameters") not in found:
             continue
         is_open = vocabulary_state.KEYS in by_name
-        was_open = prefix + _key(
+        was_open = prefix + key_of(
             attribute, table, vocabulary_state.KEYS) in found
         if is_open != was_open:
             kinds = ["ids that are rows", "an open vocabulary"]
@@ -85,8 +85,8 @@ def _other_kind(
     return None
 
 
-def _key(*path: str) -> str:
-    """The checkpoint's name of what is reached by these attributes."""
+def key_of(*path: str) -> str:
+    """Returns the checkpoint's name of what these attributes reach."""
     escaped = [step.replace(".", "..").replace("/", ".S") for step in path]
     return "/".join(
         [*escaped, ".ATTRIBUTES", _tf_private.VARIABLE_VALUE_KEY])

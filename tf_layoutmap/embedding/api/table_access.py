@@ -68,9 +68,22 @@ class TableAccess:
                 {name: variable for name, variable
                  in self._variables[spec.name].items()
                  if name in vocabulary_state.NAMES},
-                functools.partial(backend.rows_in_flight, number))
+                functools.partial(backend.evict_keys, number),
+                functools.partial(self._resize, number))
             for number, spec in enumerate(self._state.spec.tables)
             if spec.vocabulary is not None}
+
+    def _resize(self, table: int, capacity: int) -> tuple[Any, Any, Any]:
+        """Gives a table another capacity; see `Vocabulary.resize`."""
+        backend = cast(EngineBackend, self._state.backend)
+        found = backend.resize(table, capacity)
+        spec = found.spec.tables[table]
+        self._state.spec = found.spec
+        # Trackable as the first ones: a checkpoint finds the new variables.
+        self._variables = {**self._variables, spec.name: found.variables}
+        return spec.vocabulary.settings, {
+            name: variable for name, variable in found.variables.items()
+            if name in vocabulary_state.NAMES}, found.conversion
 
     @_as_written
     def flush(self):

@@ -7,7 +7,12 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding.host import batches, multi_process_engine
+from tf_layoutmap.embedding.host import (
+    batches,
+    changes,
+    multi_process_engine,
+    resizing,
+)
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
@@ -52,6 +57,8 @@ class HostBackend:
             feature_config, strategy_replicas, self._shapes)
         self._modes = forward_only.StepModes()
         self.engine: host_engine.HostEngine | None = None
+        self._variables: dict[str, dict[str, Any]] = {}
+        self._changes: changes.Changes | None = None
 
     @property
     def is_built(self) -> bool:
@@ -76,9 +83,8 @@ class HostBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the engine over the variables."""
-        options = {"is_pipelined": self._is_pipelined,
-                   "out_of_range": self._out_of_range,
-                   "rounding_seed": self._rounding_seed}
+        options = self._engine_options()
+        self._variables = variables
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
             multi_process_engine.agree_on_first_values(
@@ -89,6 +95,46 @@ class HostBackend:
             self.engine = host_engine.HostEngine(
                 spec, variables,
                 num_replicas=self._replicas.num_replicas, **options)
+
+    def _engine_options(self) -> dict[str, Any]:
+        return {"is_pipelined": self._is_pipelined,
+                "out_of_range": self._out_of_range,
+                "rounding_seed": self._rounding_seed}
+
+    def resize(self, table: int, capacity: int) -> resizing.Resized:
+        """Gives a vocabulary another capacity; see `Vocabulary.resize`."""
+        self.flush()
+        name = self._spec.tables[table].name
+        spec = resizing.with_capacity(self._spec, table, capacity)
+        engine = self._started
+        try:
+            engine.retire(
+                f"The vocabulary of table {name!r} was resized: functions "
+                "that were traced before must be traced anew, and a "
+                "tlm.DeltaWriter be made of a new base")
+        except tf.errors.FailedPreconditionError:
+            raise RuntimeError(
+                "A vocabulary cannot be resized while steps are in flight; "
+                "finish them, or call `reset` to forget them (table "
+                f"{name!r}).") from None
+        old = self._variables[name]
+        try:
+            with resizing.scope_of(old):
+                found = resizing.resize(spec, table, old, self._partitioner)
+                variables = {**self._variables, name: found.variables}
+                made = host_engine.HostEngine(
+                    resizing.with_capacity(
+                        self._shapes.fix_spec(), table, capacity), variables,
+                    num_replicas=self._replicas.num_replicas,
+                    **self._engine_options())
+        except BaseException:
+            engine.retire("")
+            raise
+        self.engine, self._spec, self._variables = made, spec, variables
+        self._shapes.take_spec(spec)
+        resizing.empty(old)
+        made.tell_dropped(table, found.dropped)
+        return found
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -129,9 +175,20 @@ class HostBackend:
             lambda all_steps, is_training: self._started.enqueue_keys(
                 is_training, all_steps), training)
 
-    def rows_in_flight(self, table: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns what steps in flight use; see `HostEngine`."""
-        return self._started.rows_in_flight(table)
+    def evict_keys(self, table: int, keys: tf.Tensor, *,
+                   expired: bool) -> tf.Tensor:
+        """Takes rows of keys away; see `OpenTables`."""
+        return self._started.evict_keys(table, keys, expired=expired)
+
+    def watch_changes(self) -> changes.Changes:
+        """Begins to note which rows are written."""
+        if self._replicas.has_processes:
+            raise NotImplementedError(
+                "Changes of tables cannot be written under a strategy of "
+                "several processes, each of which has all tables.")
+        self._changes = changes.Changes(
+            self._spec, self._variables, self._started.handle)
+        return self._changes
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -244,12 +301,18 @@ class HostBackend:
 
     def note_restore(self) -> None:
         """Counts a restore, which all processes must make."""
+        self._note_replaced()
         if self._replicas.has_processes:
             assert isinstance(self.engine, multi_process_engine.WorkerEngine)
             self.engine.restores.add_one()
 
     def load_variables(self) -> None:
-        """Nothing to do: steps use the variables themselves."""
+        """Notes it: steps use the variables themselves."""
+        self._note_replaced()
+
+    def _note_replaced(self) -> None:
+        if self._changes is not None:
+            self._changes.num_replaced += 1
 
     def retrieve_variables(self) -> None:
         """Nothing to do: steps use the variables themselves."""

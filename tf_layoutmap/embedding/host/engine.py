@@ -111,6 +111,11 @@ class HostEngine:
                 rounding_seed=rounding_seed,
                 **_quantization(spec.tables))
 
+    @property
+    def handle(self) -> tf.Tensor:
+        """The handle of the engine, which keeps it alive."""
+        return self._handle
+
     def enqueue(
         self, replica: int, training: Any,
         features: StepInputs,
@@ -135,23 +140,22 @@ class HostEngine:
         """
         inputs = [one for features in steps for one in features]
         with tf.device(self._handle.device):
-            return _ops.enqueue_keys(
+            evicted = _ops.enqueue_keys(
                 engine=self._handle,
                 training=tf.convert_to_tensor(training, tf.bool),
                 **_batch(inputs, of_keys=True), **self._keys.arguments(inputs))
+            self._keys.tell(evicted)
 
-    def rows_in_flight(self, table: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the oldest step of a vocabulary that is in flight, and rows.
-
-        Args:
-          table: Its number.
-
-        Returns:
-          The step, int32, 2^31 - 1 if none is; and rows that are in use
-          besides, int64.
-        """
+    def evict_keys(self, table: int, keys: tf.Tensor, *,
+                   expired: bool) -> tf.Tensor:
+        """Takes rows of keys away; see `OpenTables`."""
         with tf.device(self._handle.device):
-            return _ops.rows_in_flight(engine=self._handle, table=table)
+            return self._keys.evict_keys(
+                self._handle, table, keys, expired=expired)
+
+    def tell_dropped(self, table: int, values: Sequence[Any]):
+        """Passes on which keys a smaller vocabulary has no place for."""
+        self._keys.tell_table(table, values)
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -196,9 +200,10 @@ class HostEngine:
             # Packed batches of keys were unpacked when they were read.
             if self._spec.has_open_tables and not isinstance(
                     features, packed_ids.PackedIds):
-                token = _ops.open_keys(
+                token, evicted = _ops.open_keys(
                     **arguments, **_batch(features, of_keys=True),
                     **self._keys.arguments(features))
+                self._keys.tell(evicted)
             else:
                 token = _ops.open_step(**arguments, **_batch(features))
         return OpenLookup(engine, {replica: token})
@@ -261,6 +266,15 @@ class HostEngine:
         return {"shards": _handles(self._shards),
                 "slots": _handles(self._slots),
                 "rounding_steps": _handles(self._rounding_steps)}
+
+    def retire(self, why: str):
+        """Refuses every later call, as `why` says; none if it is empty.
+
+        Raises:
+          tf.errors.FailedPreconditionError: If steps are in flight.
+        """
+        with tf.device(self._handle.device):
+            _ops.retire_host_engine(engine=self._handle, why=why)
 
     def reset(self):
         """Forgets every step in flight."""

@@ -44,6 +44,10 @@ class StepShapes:
         self._is_fixed = True
         return dataclasses.replace(self._spec, features=tuple(self._features))
 
+    def take_spec(self, spec: config.EmbeddingSpec) -> None:
+        """Takes a spec whose features are the same, and tables are not."""
+        self._spec = spec
+
     def declare(self, shapes: list[Shape]):
         """Holds every later step to these shapes of samples.
 

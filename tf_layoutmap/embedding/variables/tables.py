@@ -66,6 +66,14 @@ def create_tables(
     return variables
 
 
+def create_table(
+    table: config.TableSpec, partitioner: Partitioner | None,
+) -> dict[str, Any]:
+    """Creates the variables of one table; see `create_tables`."""
+    with tf.device(HOST), tf.name_scope(""):
+        return _create_table(table, _num_shards(table, partitioner))
+
+
 def _num_shards(table: config.TableSpec, partitioner) -> int:
     if partitioner is None:
         return 1

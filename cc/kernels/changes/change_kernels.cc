@@ -1,0 +1,150 @@
+// What was written to the tables of an engine since somebody last asked.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/keys/bucket_layout.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/kernels/changes/row_values.h"
+#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+class WatchChangesOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "watch", resource->changed().Watch()));
+  }
+};
+
+class TakeChangesOp : public Kernel {
+ public:
+  explicit TakeChangesOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("open_tables", &open_tables_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    EnginePtr resource;
+    OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
+    OP_REQUIRES_OK(ctx, Take(ctx, *resource));
+  }
+
+ private:
+  absl::Status Take(OpKernelContext* ctx, EngineResource& resource) const {
+    const std::vector<TableSpec>& tables = resource.engine().config().tables;
+    std::vector<bool> is_open(tables.size());
+    int num_shards = 0, num_slots = 0, num_lanes = 0;
+    for (const int32_t t : open_tables_) {
+      if (t < 0 || t >= static_cast<int32_t>(tables.size()) || is_open[t]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`open_tables` must be tables of the engine, each once. Received: ",
+            t));
+      }
+      is_open[t] = true;
+      num_lanes += kNumLaneVariables * tables[t].partition.num_shards();
+    }
+    for (const TableSpec& table : tables) {
+      num_shards += table.partition.num_shards();
+      num_slots += NumSlots(table.optimizer) * table.partition.num_shards();
+    }
+    TF_RETURN_IF_ERROR(CheckSize(ctx, "shards", num_shards));
+    TF_RETURN_IF_ERROR(CheckSize(ctx, "slots", num_slots));
+    TF_RETURN_IF_ERROR(CheckSize(ctx, "lanes", num_lanes));
+    int64_t watch;
+    OpInputList also;
+    TF_RETURN_IF_ERROR(GetScalar(ctx, "watch", &watch));
+    TF_RETURN_IF_ERROR(ctx->input_list("also", &also));
+    std::vector<std::vector<int64_t>> besides, rows;
+    for (int t = 0; t < also.size(); ++t) {
+      const Span<const int64_t> view = View<int64_t>(also[t]);
+      besides.emplace_back(view.begin(), view.end());
+    }
+
+    // All variables at once: what is taken is of one moment. Until this op
+    // ends nothing is written, so it copies and does nothing else.
+    LockedShards locked;
+    TF_RETURN_IF_ERROR(locked.Lock(ctx, {"shards", "slots", "lanes", "whole"},
+                                   LockedShards::Mode::kShared));
+    TF_RETURN_IF_ERROR(ToTf(resource.changed().Take(watch, besides, &rows)));
+    const absl::Status copied =
+        Copy(ctx, tables, is_open, locked, num_shards, num_slots, rows);
+    if (!copied.ok()) {
+      // Whoever asks again gets them.
+      for (size_t t = 0; t < rows.size(); ++t) {
+        resource.changed().Note(static_cast<int32_t>(t), rows[t]);
+      }
+    }
+    return copied;
+  }
+
+  static absl::Status Copy(OpKernelContext* ctx,
+                           const std::vector<TableSpec>& tables,
+                           const std::vector<bool>& is_open,
+                           const LockedShards& locked, int num_shards,
+                           int num_slots,
+                           const std::vector<std::vector<int64_t>>& rows) {
+    OutputsInOrder outputs;
+    TF_RETURN_IF_ERROR(outputs.Start(ctx, "values"));
+    int shard = 0, slot = num_shards, lane = num_shards + num_slots;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const int shards_here = tables[t].partition.num_shards();
+      TF_RETURN_IF_ERROR(outputs.SetVector(rows[t]));
+      TF_RETURN_IF_ERROR(
+          CopyRows(ctx, locked, shard, slot, tables[t], rows[t], &outputs));
+      shard += shards_here;
+      slot += NumSlots(tables[t].optimizer) * shards_here;
+      if (!is_open[t]) continue;
+      TF_RETURN_IF_ERROR(CopyLanes(
+          ctx, locked, lane, tables[t],
+          {tensorflow::DT_INT64, tensorflow::DT_INT32, tensorflow::DT_INT32},
+          {kEmptyKey, 0, 0}, rows[t], &outputs));
+      lane += kNumLaneVariables * shards_here;
+    }
+    for (int i = lane; i < locked.size(); ++i) {
+      Tensor copy;
+      TF_RETURN_IF_ERROR(locked.Copy(ctx, i, &copy));
+      TF_RETURN_IF_ERROR(outputs.Set(copy));
+    }
+    return outputs.Finish();
+  }
+
+  static absl::Status CheckSize(OpKernelContext* ctx, const char* input,
+                                int expected) {
+    OpInputList handles;
+    TF_RETURN_IF_ERROR(ctx->input_list(input, &handles));
+    return CheckNumVariables("This engine's tables need", input, expected,
+                             handles.size());
+  }
+
+  // Keys, last steps and counts.
+  static constexpr int kNumLaneVariables = 3;
+
+  std::vector<int32_t> open_tables_;
+};
+
+LM_REGISTER_KERNEL("WatchChanges", WatchChangesOp);
+LM_REGISTER_KERNEL("TakeChanges", TakeChangesOp);
+
+}  // namespace
+}  // namespace layoutmap

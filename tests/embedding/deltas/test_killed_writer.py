@@ -1,0 +1,89 @@
+"""A writer that is killed at any moment leaves its last complete delta."""
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import tf_layoutmap as tlm
+from tests.embedding.deltas import cases
+
+ROOT = pathlib.Path(__file__).parents[3]
+SECONDS = 60
+
+
+class Program:
+    """`killed_writer.py`, which a timer ends if it hangs."""
+
+    def __init__(self, base, directory, log):
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/embedding/deltas/"
+                                 "killed_writer.py"), base, str(directory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        self.timer = threading.Timer(5 * SECONDS, self.process.kill)
+        self.timer.start()
+        self.child = None
+
+    def start(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.child = int(self.process.stdout.readline())
+
+    def wait_until_ready(self):
+        assert self.process.stdout.readline() == "ready\n"
+
+    def kill(self):
+        os.kill(self.child, signal.SIGKILL)
+        line = self.process.stdout.readline()
+        assert line in ("dead\n", "ready\n")
+        if line == "ready\n":
+            assert self.process.stdout.readline() == "dead\n"
+        self.child = None
+
+    def end(self):
+        self.timer.cancel()
+        if self.child is not None:
+            os.kill(self.child, signal.SIGKILL)
+        self.process.stdin.close()
+        try:
+            self.process.wait(SECONDS)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_thirty_times(tmp_path):
+    one = cases.embedding()
+    base = cases.save(one, tmp_path / "base")
+    directory = tmp_path / "deltas"
+    directory.mkdir()
+    wait = random.Random(0)
+    lengths = []
+    with (tmp_path / "log").open("w") as log:
+        program = Program(base, directory, log)
+        try:
+            for kill in range(30):
+                program.start()
+                if kill % 5:  # Else while it begins, or soon after.
+                    program.wait_until_ready()
+                time.sleep(wait.uniform(0, 0.1 if kill % 5 else 0.8))
+                program.kill()
+                full = tlm.apply_deltas(base, directory, tmp_path / "full")
+                found = len(list(directory.glob("0*")))
+                for step in range(lengths[-1] if lengths else 0, found):
+                    cases.train(one, step)
+                lengths.append(found)
+                wanted = cases.save(one, tmp_path / "wanted")
+                assert cases.tensors(full) == cases.tensors(wanted), lengths
+        finally:
+            program.end()
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > 30, (tmp_path / "log").read_text()[-3000:]

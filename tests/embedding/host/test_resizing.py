@@ -1,0 +1,207 @@
+"""Vocabularies that get another capacity while a program runs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.embedding.deltas.cases import save, tensors
+from tests.embedding.host import open_table_cases as cases
+from tf_layoutmap.embedding.host import engine
+
+tpu = tf.tpu.experimental.embedding
+
+
+def made(capacity=100, *, evict="lru", optimizer=None, **arguments):
+    return cases.embedding(
+        tlm.OpenVocabulary(capacity, evict=evict, **arguments.pop(
+            "settings", {})), optimizer or tpu.Adam(0.25), **arguments)
+
+
+def train(one, number):
+    rng = np.random.default_rng(number)
+    one.enqueue({"ids": tf.constant(rng.integers(0, 30, 12) + number * 6)})
+    one.dequeue()
+    one.apply_gradients({"ids": tf.constant(
+        rng.integers(-4, 5, [12, 3]), tf.float32)})
+
+
+@pytest.mark.parametrize("capacity", [5000, 120, 100, 40])
+@pytest.mark.parametrize(("num_shards", "arguments"), [
+    (1, {}), (3, {"table_dtypes": "bfloat16", "evict": "lfu"}),
+    (2, {"pipeline_execution_with_tensor_core": True})])
+def test_it_is_what_a_converted_checkpoint_is(
+        capacity, num_shards, arguments, tmp_path):
+    one, _ = made(num_shards=num_shards, **arguments)
+    for number in range(8):
+        train(one, number)
+    before = save(one, tmp_path / "before")
+    settings = tlm.OpenVocabulary(
+        capacity, evict=arguments.get("evict", "lru"))
+    wanted = tlm.convert_vocabularies(
+        before, str(tmp_path / "wanted"), {"words": settings})["words"]
+    vocabulary = one.vocabularies["words"]
+    found = vocabulary.resize(capacity)
+    assert found == wanted
+    assert vocabulary.settings.capacity == capacity
+    assert vocabulary.stats()["num_keys"] == found.num_kept
+    assert (found.num_dropped > 0) == (capacity == 40)
+    assert tensors(save(one, tmp_path / "after")) == tensors(
+        str(tmp_path / "wanted"))
+    # And goes on as one that restores that.
+    other, _ = made(capacity, num_shards=num_shards, **arguments)
+    tf.train.Checkpoint(embedding=other).restore(str(tmp_path / "wanted"))
+    for number in range(8, 12):
+        for each in (one, other):
+            train(each, number)
+    assert tensors(save(one, tmp_path / "one")) == tensors(
+        save(other, tmp_path / "other"))
+
+
+def test_steps_in_flight_are_not_lost(tmp_path):
+    one, _ = made()
+    train(one, 0)
+    one.enqueue({"ids": tf.constant([5])})
+    before = tensors(save(one, tmp_path / "before"))
+    vocabulary = one.vocabularies["words"]
+    for call in (one.dequeue, lambda: None):
+        with pytest.raises(RuntimeError, match=(
+                r"resized while steps are in flight.*\(table 'words'\)")):
+            vocabulary.resize(200)
+        call()
+    assert tensors(save(one, tmp_path / "before")) == before
+    one.apply_gradients({"ids": tf.ones([1, 3])})
+    vocabulary.resize(200)
+    assert vocabulary.stats()["num_rows"] == 224
+    train(one, 1)
+
+
+def test_what_is_refused_changes_nothing(tmp_path, monkeypatch):
+    one, config = made()
+    train(one, 0)
+    before = tensors(save(one, tmp_path / "before"))
+    table = one.embedding_tables[config]
+    vocabulary = one.vocabularies["words"]
+    for capacity, error in ((0, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match="`capacity` must be"):
+            vocabulary.resize(capacity)
+    with monkeypatch.context() as patched:
+        def no_memory(*arguments, **options):
+            raise MemoryError("no memory left")
+
+        patched.setattr(engine.HostEngine, "__init__", no_memory)
+        with pytest.raises(MemoryError):
+            vocabulary.resize(500)
+    with pytest.raises(RuntimeError, match="outside tf.function"):
+        tf.function(lambda: vocabulary.resize(500).num_kept)()
+    assert one.embedding_tables[config] is table
+    assert tensors(save(one, tmp_path / "after")) == before
+    train(one, 1)
+
+
+def test_functions_of_before_are_refused():
+    one, config = made(optimizer=tpu.SGD(1.0))
+    one.build()
+    ids = tf.constant([3, 4])
+
+    def step():
+        one.enqueue({"ids": ids})
+        one.dequeue()
+        one.apply_gradients({"ids": -tf.ones([2, 3])})
+
+    def look_up():
+        return one({"ids": ids})["ids"]
+
+    old_step, old_look_up = tf.function(step), tf.function(look_up)
+    old_step()
+    before = old_look_up().numpy()
+    one.vocabularies["words"].resize(300)
+    with pytest.raises(tf.errors.FailedPreconditionError, match=(
+            "table 'words' was resized: functions that were traced before")):
+        old_step()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        old_look_up()
+    np.testing.assert_array_equal(tf.function(look_up)(), before)
+    tf.function(step)()
+    np.testing.assert_array_equal(look_up(), before + 1)
+    assert one.embedding_tables[config].shape == (
+        one.vocabularies["words"].settings.num_rows, 3)
+
+
+def test_keys_that_find_no_place_are_told(tmp_path):
+    found = []
+    one, config = made(settings={"on_evict": found.append})
+    for number in range(6):
+        train(one, number)
+    vocabulary = one.vocabularies["words"]
+    keys = vocabulary.keys().numpy()
+    rows = dict(zip(keys.tolist(), cases.rows_of(one.embedding_tables[config])[
+        vocabulary.lookup(keys).numpy()].tolist()))
+    num_dropped = vocabulary.resize(32).num_dropped
+    (told,) = found
+    assert num_dropped == len(told.keys) == len(keys) - 32
+    assert dict(zip(told.keys.tolist(), told.rows.tolist())) == {
+        key: rows[key] for key in set(keys.tolist()) - set(
+            vocabulary.keys().numpy().tolist())}
+    assert set(told.slots) == {"momenta", "velocities"}
+    found.clear()
+    train(one, 9)  # The callback is still asked.
+    train(one, 20)
+    assert found
+
+
+def test_a_writer_of_deltas_needs_a_new_base(tmp_path):
+    one, _ = made()
+    one.build()
+    base = save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    one.vocabularies["words"].resize(300)
+    with pytest.raises(RuntimeError, match="tlm.DeltaWriter be made of a new"):
+        writer.write()
+    with pytest.raises(ValueError, match="are not as they are now"):
+        tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    base = save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "new", base=base)
+    train(one, 3)
+    writer.write()
+    assert tensors(tlm.apply_deltas(base, tmp_path / "new")) == tensors(
+        save(one, tmp_path / "wanted"))
+
+
+def test_a_model_goes_on_after_it_is_compiled_anew():
+    layer = tlm.layers.TPUEmbedding(
+        tpu.FeatureConfig(cases.table(64)), tpu.Adagrad(0.25),
+        vocabularies={"words": tlm.OpenVocabulary(64)})
+    ids = keras.Input([1], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
+    model.compile("sgd", "mse")
+    x, y = np.arange(40).reshape(-1, 1), np.ones([40, 1])
+    model.fit(x, y, batch_size=8, verbose=0)
+    before = model.predict(x, verbose=0)
+    vocabulary = layer.embedding.vocabularies["words"]
+    assert vocabulary.resize(500).num_dropped == 0
+    with pytest.raises(tf.errors.FailedPreconditionError, match="was resized"):
+        model.fit(x, y, batch_size=8, verbose=0)
+    model.compile("sgd", "mse")
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+    model.fit(x + 100, y, batch_size=8, verbose=0)
+    assert vocabulary.stats()["num_keys"] == 80
+
+
+def test_under_a_strategy_all_replicas_go_on():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        one, _ = made()
+    one.build()
+    one.vocabularies["words"].resize(300)
+
+    @tf.function
+    def step(ids):
+        def run(ids):
+            one.enqueue({"ids": ids})
+            one.apply_gradients({"ids": tf.ones_like(one.dequeue()["ids"])})
+        strategy.run(run, (ids,))
+
+    step(tf.constant([1, 2]))
+    assert one.vocabularies["words"].stats()["num_keys"] == 2

@@ -1,0 +1,191 @@
+"""Keys that go are told with what their rows held."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests import strategies
+from tests.embedding.host import open_table_cases as cases
+
+tpu = tf.tpu.experimental.embedding
+
+
+def by_key(one, config):
+    """Rows and accumulators of all keys."""
+    vocabulary = one.vocabularies["words"]
+    keys = vocabulary.keys()
+    rows = vocabulary.lookup(keys).numpy()
+    table = cases.rows_of(one.embedding_tables[config])
+    slot = cases.rows_of(one.slot_variables[config]["accumulators"])
+    return {key: (*table[row].tolist(), *slot[row].tolist())
+            for key, row in zip(keys.numpy().tolist(), rows)}
+
+
+def told(found):
+    """The same of what a callback was given."""
+    return {key: (*row.tolist(), *slot.tolist()) for one in found
+            for key, row, slot in zip(
+                one.keys.tolist(), one.rows.astype(np.float32),
+                one.slots["accumulators"])}
+
+
+@pytest.mark.parametrize(("arguments", "is_traced"), [
+    ({}, False), ({"num_shards": 3, "table_dtypes": "bfloat16"}, False),
+    ({"pipeline_execution_with_tensor_core": True}, True), ({}, True)],
+    ids=["eager", "bfloat16", "pipelined", "traced"])
+def test_a_callback_is_given_what_rows_held_before(arguments, is_traced):
+    found = []
+    one, config = cases.embedding(
+        tlm.OpenVocabulary(48, on_evict=found.append), tpu.Adagrad(0.25),
+        **arguments)
+    one.build()
+    rng = np.random.default_rng(0)
+
+    def step(ids, gradient):
+        one.enqueue({"ids": ids})
+        one.dequeue()
+        one.apply_gradients({"ids": gradient})
+
+    run = tf.function(step) if is_traced else step
+    num_evicted = 0
+    for number in range(12):
+        one.flush()
+        before = by_key(one, config)
+        run(tf.constant(rng.integers(0, 30, 12) + number * 9),
+            tf.constant(rng.uniform(-1, 1, [12, 3]), tf.float32))
+        now = told(found)
+        assert now == {key: before[key] for key in now}
+        assert before.keys() - set(
+            one.vocabularies["words"].keys().numpy()) == now.keys()
+        num_evicted += len(now)
+        found.clear()
+    assert num_evicted == one.vocabularies["words"].stats()["num_evicted"] > 20
+
+
+def test_keys_that_are_asked_to_go_are_told():
+    found = []
+    one, config = cases.embedding(
+        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=found.append),
+        tpu.Adagrad(0.25))
+    for keys in ([1, 2, 3], [3, 4, 5], [5, 6, 7]):
+        one.enqueue({"ids": tf.constant(keys)})
+        one.dequeue()
+        one.apply_gradients({"ids": tf.ones([3, 3])})
+    before = by_key(one, config)
+    one.vocabularies["words"].evict([3, 99])
+    assert found[0].table == "words"
+    assert told(found) == {3: before[3]}
+    found.clear()
+    gone = one.vocabularies["words"].evict_expired().numpy().tolist()
+    assert sorted(gone) == [1, 2, 4]
+    assert told(found) == {key: before[key] for key in gone}
+    found.clear()
+    one.vocabularies["words"].evict([99])
+    one.enqueue({"ids": tf.constant([8])}, training=False)
+    assert not found
+
+
+def test_a_file_has_a_record_for_each_time(tmp_path):
+    path = tmp_path / "some" / "evicted"
+    for number in range(2):  # The second time a program starts anew.
+        one, config = cases.embedding(
+            tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25))
+        wanted = []
+        for first in range(0, 40, 8):
+            one.enqueue({"ids": tf.range(first, first + 8)})
+            one.dequeue()
+            one.apply_gradients({"ids": tf.ones([8, 3])})
+            wanted.append(by_key(one, config))
+        records = list(tf.data.TFRecordDataset(f"{path}-{number:05d}"))
+        assert len(records) == 4
+        for record, before in zip(records, wanted):
+            found = tf.io.parse_single_example(record, {
+                "table": tf.io.FixedLenFeature([], tf.string),
+                "keys": tf.io.FixedLenFeature([8], tf.int64),
+                "rows": tf.io.FixedLenFeature([8, 3], tf.float32),
+                "slot/accumulators": tf.io.FixedLenFeature([8, 3], tf.float32)})
+            assert found["table"] == b"words"
+            assert before == {
+                key: (*row.tolist(), *slot.tolist()) for key, row, slot in zip(
+                    found["keys"].numpy().tolist(), found["rows"].numpy(),
+                    found["slot/accumulators"].numpy())}
+
+
+def test_an_error_of_a_callback_is_one_of_the_call():
+    def refuse(evicted):
+        raise OSError(f"no room for {len(evicted.keys)}")
+
+    one, _ = cases.embedding(
+        tlm.OpenVocabulary(8, on_evict=refuse), tpu.Adagrad(0.25))
+    for first in (0, 8):
+        try:
+            one.enqueue({"ids": tf.range(first, first + 8)})
+        except OSError as error:
+            assert "no room for 8" in str(error)
+        # The step is in the queue.
+        one.dequeue()
+        one.apply_gradients({"ids": tf.ones([8, 3])})
+    assert sorted(one.vocabularies["words"].keys().numpy()) == list(
+        range(8, 16))
+    with pytest.raises(OSError, match="no room for 1"):
+        one.vocabularies["words"].evict([8])
+
+
+def test_a_layer_tells_while_it_fits():
+    found = []
+    # The rows of the last lookups of a layer stay.
+    config = cases.table(64)
+    layer = tlm.layers.TPUEmbedding(
+        tpu.FeatureConfig(config), tpu.Adagrad(0.25), vocabularies={
+            "words": tlm.OpenVocabulary(64, on_evict=found.append)})
+    ids = keras.Input([1], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
+    model.compile("sgd", "mse")
+    model.fit(np.arange(200).reshape(-1, 1), np.ones([200, 1]), batch_size=4,
+              verbose=0)
+    keys = [key for one in found for key in one.keys.tolist()]
+    assert len(set(keys)) == len(keys) > 20
+    config = layer.get_config()
+    assert config["vocabularies"]["words"]["on_evict"] is None
+    again = tlm.layers.TPUEmbedding.from_config(config)
+    assert again.get_config() == config
+
+
+def test_other_settings_tell_the_same():
+    words = tlm.OpenVocabulary(8, on_evict=print)
+    assert dataclasses.replace(words, seed=3).on_evict is words.on_evict
+    assert "print" in repr(words)
+
+
+def test_what_cannot_be_told_to():
+    with pytest.raises(TypeError, match="`on_evict` must be a callable, a pat"):
+        tlm.OpenVocabulary(8, on_evict=5)
+
+
+def test_replicas_tell_once():
+    found = []
+    with strategies.mirrored(2).scope():
+        one, _ = cases.embedding(
+            tlm.OpenVocabulary(48, on_evict=found.append), tpu.Adagrad(0.25))
+    one.build()
+    strategy = one._state.replicas.strategy
+
+    @tf.function
+    def step(first):
+        def run():
+            context = tf.distribute.get_replica_context()
+            replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+            one.enqueue({"ids": first + replica * 8 + tf.range(
+                12, dtype=tf.int64)})
+            one.apply_gradients({"ids": tf.ones_like(one.dequeue()["ids"])})
+        strategy.run(run)
+
+    for number in range(8):
+        step(tf.constant(20 * number, tf.int64))
+    keys = [key for each in found for key in each.keys.tolist()]
+    stats = one.vocabularies["words"].stats()
+    assert len(set(keys)) == len(keys) == stats["num_evicted"] > 80

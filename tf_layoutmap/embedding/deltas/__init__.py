@@ -1,0 +1,1 @@
+"""What changed in the tables of an embedding since a checkpoint, as files."""

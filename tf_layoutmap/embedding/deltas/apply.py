@@ -1,0 +1,68 @@
+"""`apply_deltas`: a whole checkpoint from a base and what changed since."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tf_layoutmap import _checks
+from tf_layoutmap.embedding.api import restore_checks
+from tf_layoutmap.embedding.deltas import base as base_file
+from tf_layoutmap.embedding.deltas import chain
+from tf_layoutmap.vocabulary import checkpoint_parts
+
+
+def apply_deltas(
+    base: str | os.PathLike[str], directory: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+) -> str:
+    """Writes the checkpoint that a base and its deltas make up.
+
+    It holds to the bit what a checkpoint would have held when the last delta
+    was written: rows, slot variables, and of open vocabularies the keys and
+    who was admitted and evicted. All else is as in the base. All deltas are
+    read and checked before anything is written, and one variable at a time
+    is in memory.
+
+    Args:
+      base: Prefix of the checkpoint that `tlm.DeltaWriter` was given.
+      directory: Where it wrote.
+      target: Prefix of the new checkpoint. None: `full-{sequence number}` in
+        `directory`.
+
+    Returns:
+      `target`, which `tf.train.Checkpoint.restore` takes.
+
+    Raises:
+      ValueError: If a delta is missing, comes twice, is of another base, or
+        was cut or altered; it says which, and nothing is written. Or if
+        `target` is `base`.
+    """
+    base, directory = os.fspath(base), os.fspath(directory)
+    deltas = chain.read(directory, base)
+    target = os.fspath(target) if target is not None else os.path.join(
+        directory, f"full-{chain.name_of(len(deltas))}")
+    if os.path.abspath(target) == os.path.abspath(base):
+        raise ValueError(_checks.message(
+            "target", "another prefix than `base`", target))
+    checkpoint_parts.write(target, _tensors(base, deltas))
+    return target
+
+
+def _tensors(
+    base: str, deltas: list[chain.Delta],
+) -> Iterator[tuple[str, Any]]:
+    reader = base_file.reader_of(base)
+    tables = {}
+    if deltas:
+        meta = deltas[0].meta
+        tables = {
+            meta.prefix + restore_checks.key_of(
+                base_file.ATTRIBUTE, table, name): (table, name)
+            for table, of_table in meta.tables.items()
+            for name in of_table["variables"]}
+    for key in sorted(reader.get_variable_to_shape_map()):
+        yield key, (
+            base_file.read(reader, deltas[0].meta.prefix, deltas, *tables[key])
+            if key in tables else base_file.read_tensor(reader, key))

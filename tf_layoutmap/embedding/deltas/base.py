@@ -1,0 +1,122 @@
+"""The tables of an embedding in the checkpoint that deltas follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.embedding.api import restore_checks
+from tf_layoutmap.embedding.deltas.chain import Delta
+from tf_layoutmap.embedding.host.changes import LANES
+from tf_layoutmap.vocabulary import state
+
+Array = np.ndarray[Any, Any]
+ATTRIBUTE = "_variables"
+ROWS = "rows"
+# The counts of keys without a row are written by so many cells, of which a
+# step changes few.
+SKETCH_CELLS = 16
+SKETCH_ROWS = "vocabulary_sketch_rows"
+
+
+def reader_of(base: str) -> Any:
+    """Returns what reads a checkpoint.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    try:
+        return tf.train.load_checkpoint(base)
+    except (tf.errors.OpError, ValueError) as error:
+        raise ValueError(
+            "Argument `base` must be the prefix of a checkpoint of "
+            f"TensorFlow. Received: base={base!r} ({error}).") from None
+
+
+def find_prefix(base: str, variables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns what the names of an embedding's tensors begin with.
+
+    Args:
+      base: Prefix of the checkpoint.
+      variables: Those of the embedding, by table and name.
+
+    Raises:
+      ValueError: If it does not hold these tables, or several times.
+    """
+    shapes = reader_of(base).get_variable_to_shape_map()
+    wanted = {
+        restore_checks.key_of(ATTRIBUTE, table, name): list(variable.shape)
+        for table, by_name in variables.items()
+        for name, variable in by_name.items()}
+    first = next(iter(wanted))
+    prefixes = [key.removesuffix(first) for key in shapes
+                if key.endswith(first)
+                and key.removesuffix(first)[-1:] in ("", "/")]
+    fitting = [prefix for prefix in prefixes if all(
+        shapes.get(prefix + key) == shape for key, shape in wanted.items())]
+    if len(fitting) == 1:
+        return fitting[0]
+    problem = "several times" if fitting else (
+        "not as they are now" if prefixes else "not")
+    raise ValueError(
+        "Argument `base` must be a checkpoint that holds the embedding, once. "
+        f"Received: base={base!r}, where tables {sorted(variables)} are "
+        f"{problem}.")
+
+
+def read(
+    base: Any, prefix: str, deltas: Sequence[Delta], table: str, name: str,
+) -> Array:
+    """Returns a variable as it is after deltas.
+
+    Args:
+      base: What `reader_of` returned.
+      prefix: What `find_prefix` returned.
+      deltas: Those that follow, in their order.
+      table: Name of its table.
+      name: Its own name.
+
+    Raises:
+      ValueError: If it cannot be read.
+    """
+    value = np.array(read_tensor(
+        base, prefix + restore_checks.key_of(ATTRIBUTE, table, name)))
+    for delta in deltas:
+        value = _written(
+            value, tf.train.load_checkpoint(delta.tensors), table, name)
+    return value
+
+
+def read_tensor(base: Any, key: str) -> Any:
+    """Returns a tensor of the base.
+
+    Raises:
+      ValueError: If its bytes are not those that were written.
+    """
+    try:
+        return base.get_tensor(key)
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ValueError(
+            f"Tensor {key!r} cannot be read from the base, which was cut or "
+            f"altered: {error}.") from None
+
+
+def _written(value: Array, delta: Any, table: str, name: str) -> Array:
+    """A variable after what one delta writes to it."""
+    changed = delta.get_tensor(f"{table}/{name}")
+    if name in LANES:
+        rows = delta.get_tensor(f"{table}/{ROWS}")
+        # But of the row that unknown keys share.
+        is_lane = rows < value.size
+        value.reshape(-1)[rows[is_lane]] = changed[is_lane]
+    elif name == state.SKETCH:
+        value.reshape(-1, SKETCH_CELLS)[
+            delta.get_tensor(f"{table}/{SKETCH_ROWS}")] = changed
+    elif value.ndim == 2:
+        value[delta.get_tensor(f"{table}/{ROWS}")] = changed
+    else:
+        value = np.array(changed)
+    return value

@@ -1,0 +1,126 @@
+"""Which rows of an engine's tables were written, and what they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _ops
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.vocabulary import state
+
+Array = np.ndarray[Any, Any]
+# Of a vocabulary: one value for each row, and those that are copied whole.
+LANES = {state.KEYS: tf.int64, state.LAST_STEPS: tf.int32,
+         state.COUNTS: tf.int32}
+WHOLE = (state.SKETCH, state.SKETCH_SUMS, state.NUMBERS, tables.ROUNDING_STEPS)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableChanges:
+    """What was written to a table.
+
+    Attributes:
+      rows: `[num_rows]` int64, ascending.
+      values: By name of the variable, `[num_rows, dim]` of the table and of
+        slot variables, `[num_rows]` of a vocabulary. The row of unknown keys
+        has an empty key.
+      whole: By name, all of the variables that are small.
+    """
+
+    rows: Array
+    values: dict[str, Array]
+    whole: dict[str, Array]
+
+
+class Changes:
+    """What is written to the tables of an engine, from now on.
+
+    Attributes:
+      num_replaced: How often all values may have been replaced.
+    """
+
+    def __init__(self, spec: config.EmbeddingSpec,
+                 variables: dict[str, dict[str, Any]], engine: tf.Tensor):
+        """Begins to watch; whoever watched before is refused from now on.
+
+        Args:
+          spec: The tables.
+          variables: What `tables.create_tables` made of the spec.
+          engine: Handle of the engine.
+        """
+        self.num_replaced = 0
+        self._spec = spec
+        self._variables = variables
+        self._engine = engine
+        with tf.device(engine.device):
+            self._watch = _ops.watch_changes(engine=engine)
+
+    def take(self, also: Mapping[str, Array]) -> dict[str, TableChanges]:
+        """Copies what was written since the last call; see `EngineChanges`.
+
+        It holds the locks of all variables for as long as it copies, and
+        training goes on as soon as it returns.
+        """
+        shards, slots, lanes, whole, dtypes = [], [], [], [], []
+        for table in self._spec.tables:
+            by_name = self._variables[table.name]
+            shards += tables.shards_of(by_name[tables.PARAMETERS])
+            dtypes += [tf.int64, tf.as_dtype(table.dtype)]
+            for name in _slots(table):
+                slots += tables.shards_of(by_name[name])
+                dtypes.append(tf.float32)
+            if table.vocabulary is not None:
+                for name, dtype in LANES.items():
+                    lanes += tables.shards_of(by_name[name])
+                    dtypes.append(dtype)
+        for table in self._spec.tables:
+            whole += _whole(self._variables[table.name]).values()
+        try:
+            with tf.device(self._engine.device):
+                found = _ops.take_changes(
+                    engine=self._engine, watch=self._watch,
+                    also=[tf.constant(also.get(one.name, ()), tf.int64)
+                          for one in self._spec.tables],
+                    shards=_handles(shards), slots=_handles(slots),
+                    lanes=_handles(lanes), whole=_handles(whole),
+                    open_tables=[
+                        number for number, one in enumerate(self._spec.tables)
+                        if one.vocabulary is not None],
+                    Tvalues=[*dtypes, *(one.dtype for one in whole)])
+        except tf.errors.FailedPreconditionError as error:
+            raise RuntimeError(error.message) from None
+        return self._by_table([one.numpy() for one in found])
+
+    def _by_table(self, found: list[Array]) -> dict[str, TableChanges]:
+        rest = iter(found)
+        by_table = {}
+        for table in self._spec.tables:
+            rows = next(rest)
+            names = [tables.PARAMETERS, *_slots(table)]
+            if table.vocabulary is not None:
+                names += LANES
+            by_table[table.name] = TableChanges(
+                rows, {name: next(rest) for name in names}, {})
+        for table in self._spec.tables:
+            for name in _whole(self._variables[table.name]):
+                by_table[table.name].whole[name] = next(rest)
+        return by_table
+
+
+def _slots(table: config.TableSpec) -> list[str]:
+    return [slot.name for slot in (
+        table.optimizer.slots if table.optimizer else ())]
+
+
+def _whole(by_name: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: by_name[name] for name in WHOLE if name in by_name}
+
+
+def _handles(variables: Any) -> list[tf.Tensor]:
+    return [one.handle for one in variables]

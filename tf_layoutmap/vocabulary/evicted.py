@@ -1,0 +1,90 @@
+"""Keys that give their rows away, told to a callback or written to a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvictedKeys:
+    """Keys of one table that gave their rows away, and what these held.
+
+    Attributes:
+      table: Name of the table.
+      keys: `[num_keys]` int64; of strings, their hashes.
+      rows: `[num_keys, dim]`, of the type that the table is stored in.
+      slots: By name of the slot variable: `[num_keys, dim]` or
+        `[num_keys, 1]` float32.
+    """
+
+    table: str
+    keys: np.ndarray[Any, Any]
+    rows: np.ndarray[Any, Any]
+    slots: dict[str, np.ndarray[Any, Any]]
+
+
+def teller(
+    on_evict: Callable[[EvictedKeys], Any] | str, table: str,
+    slot_names: Sequence[str],
+) -> Callable[..., None]:
+    """Returns what takes keys, rows and slot variables, and passes them on.
+
+    Args:
+      on_evict: As of `OpenVocabulary`.
+      table: Name of the table.
+      slot_names: In the order in which they come.
+    """
+    tell = on_evict if callable(on_evict) else _File(on_evict)
+
+    def take(keys: Any, rows: Any, *slots: Any) -> None:
+        if not len(keys):
+            return
+        tell(EvictedKeys(
+            table, np.array(keys), np.array(rows),
+            {name: np.array(slot) for name, slot in zip(slot_names, slots)}))
+
+    return take
+
+
+class _File:
+    """A file of records, one for each time that keys go."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._writer: Any = None
+
+    def __call__(self, evicted: EvictedKeys) -> None:
+        if self._writer is None:
+            self._writer = _new_writer(self._path)
+        features = {
+            "table": tf.train.Feature(bytes_list=tf.train.BytesList(
+                value=[evicted.table.encode()])),
+            "keys": tf.train.Feature(int64_list=tf.train.Int64List(
+                value=evicted.keys)),
+            "rows": _floats(evicted.rows),
+            **{f"slot/{name}": _floats(slot)
+               for name, slot in evicted.slots.items()}}
+        self._writer.write(tf.train.Example(features=tf.train.Features(
+            feature=features)).SerializeToString())
+        # What a killed process has told is there.
+        self._writer.flush()
+
+
+def _new_writer(path: str) -> Any:
+    """A writer of a file that was not there: none is ever written over."""
+    tf.io.gfile.makedirs(os.path.dirname(path) or ".")
+    number = 0
+    while tf.io.gfile.exists(f"{path}-{number:05d}"):
+        number += 1
+    return tf.io.TFRecordWriter(f"{path}-{number:05d}")
+
+
+def _floats(values: np.ndarray[Any, Any]) -> tf.train.Feature:
+    return tf.train.Feature(float_list=tf.train.FloatList(
+        value=values.astype(np.float32).ravel()))
