@@ -83,6 +83,8 @@ LEVELS = {
     "embedding.inspection": 6,
     "embedding.host": 7,
     "embedding.tpu": 7,
+    "embedding.servers.placement": 0,
+    "embedding.servers": 8,
     "embedding.api": 8,
     "embedding": 9,
     "emulation.enum_patch": 3,

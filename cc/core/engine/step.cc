@@ -74,9 +74,9 @@ std::vector<T> Permute(const std::vector<T>& values,
 
 }  // namespace
 
-TableStep PrepareTable(
-    const EngineConfig& config, int32_t table,
-    const std::vector<std::shared_ptr<const Batch>>& batches) {
+TableStep PrepareTable(const EngineConfig& config, int32_t table,
+                       const std::vector<std::shared_ptr<const Batch>>& batches,
+                       std::vector<uint32_t>* positions) {
   std::vector<const RaggedIds*> segments;
   std::vector<Span<const uint32_t>> rows;
   ForSegments(config, table, batches.size(), [&](size_t f, size_t replica) {
@@ -93,6 +93,7 @@ TableStep PrepareTable(
   step.gains = Permute(Gains(segments, num_positions), unique.positions);
   step.rows = std::move(unique.rows);
   step.splits = std::move(unique.splits);
+  if (positions != nullptr) *positions = std::move(unique.positions);
   return step;
 }
 
