@@ -90,6 +90,7 @@ LEVELS = {
     "emulation.enum_patch": 3,
     "emulation": 10,
     "distribution": 10,
+    "ps": 10,
     "layers.configs": 10,
     "layers.shared": 11,
     "layers.keras3": 12,

@@ -50,7 +50,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
 
     Created under `ParameterServerStrategy` the tables are on its servers, and
     each worker takes steps of its own, in the functions that a
-    `ClusterCoordinator` schedules. With one worker the
+    `ClusterCoordinator` or a `tlm.ps.Run` schedules. With one worker the
     numbers are those of the host engine; with several, rows may be some
     updates old when their gradients arrive (`stats`).
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tf_layoutmap.embedding.servers import closures
 
 tpu = tf.tpu.experimental.embedding
 NUM_STEPS = 3
@@ -234,6 +235,55 @@ def bad_id(strategy, coordinator):
     return [message, wrong, differences(values(ours), before) != []]
 
 
+def scheduled(coordinator, closure, *numbers):
+    """Runs closures of these numbers; the messages of those refused."""
+    refused = []
+    for number in numbers:
+        try:
+            coordinator.schedule(closure, args=(
+                tf.constant([1, number], tf.int64),))
+            coordinator.join()
+        except tf.errors.FailedPreconditionError as error:
+            refused.append(error.message)
+    return refused
+
+
+def closure_run_again(strategy, coordinator):
+    """A closure that comes again, as when its worker has died."""
+    with strategy.scope():
+        ours = embedding(OPTIMIZERS["adam"]())
+    host = embedding(OPTIMIZERS["adam"]())
+    step = step_of(ours).python_function
+
+    @tf.function
+    def closure(numbers):
+        closures.begin(numbers)
+        strategy.run(step, args=batch(0))
+
+    refused = scheduled(coordinator, closure, 0, 0, 2, 1, 2, 0)
+    for _ in range(3):
+        step_of(host)(*batch(0))
+    return [refused, differences(values(ours), values(host)),
+            ours.stats()["num_repeated"]]
+
+
+def two_steps_in_a_closure(strategy, coordinator):
+    with strategy.scope():
+        ours = embedding(OPTIMIZERS["sgd"]())
+    host = embedding(OPTIMIZERS["sgd"]())
+    step = step_of(ours)
+
+    @tf.function
+    def closure(numbers):
+        closures.begin(numbers)
+        for _ in tf.range(2):
+            step(*batch(0))
+
+    refused = scheduled(coordinator, closure, 0)
+    step_of(host)(*batch(0))
+    return [refused, differences(values(ours), values(host))]
+
+
 def forward_only(strategy, coordinator):
     with strategy.scope():
         ours = embedding(tpu.SGD(0.5))
@@ -357,7 +407,8 @@ CASES = {
     **optimizer_cases(),
     **{case.__name__: case for case in [
         half_tables, checkpoints, checkpoint_of_another_number_of_servers,
-        stats, stale_step, bad_id, forward_only, inside_strategy_run, packed,
+        stats, stale_step, bad_id, closure_run_again,
+        two_steps_in_a_closure, forward_only, inside_strategy_run, packed,
         pipelined, open_vocabulary, host_asked_for, dequeue_elsewhere,
         traced_training, keras_layer, places]}}
 

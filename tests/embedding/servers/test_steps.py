@@ -80,6 +80,19 @@ def test_a_bad_id_is_an_error_there_and_changes_nothing(found):
     assert trains_on
 
 
+def test_a_closure_that_comes_again_changes_nothing(found):
+    refused, wrong, num_repeated = found["closure_run_again"]
+    assert refused == []
+    assert wrong == []
+    assert num_repeated == 3
+
+
+def test_a_second_step_in_a_closure_is_refused(found):
+    (refused,), wrong = found["two_steps_in_a_closure"]
+    assert "has applied gradients of this embedding already" in refused
+    assert wrong == []
+
+
 def test_a_forward_only_step_changes_nothing(found):
     assert found["forward_only"] == [True, []]
 

@@ -56,7 +56,7 @@ class LayerAccess:
             raise NotImplementedError(
                 "tlm.layers.TPUEmbedding cannot have its tables on parameter "
                 "servers yet: take the steps of a tlm.TPUEmbedding in the "
-                "functions that a ClusterCoordinator schedules.")
+                "step of a tlm.ps.Run.")
         return self._state.backend.mark_shape
 
     @property
