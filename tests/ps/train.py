@@ -84,7 +84,7 @@ def main():
     print(f"BEGIN {run.num_done} {rows(ours)}", flush=True)
     while not (folder / "stop").exists():
         try:
-            run.steps(run.num_done + chunk)
+            run.steps(chunk)
         except tf.errors.InvalidArgumentError as error:
             print("REFUSED " + json.dumps(error.message), flush=True)
         print(f"DONE {run.num_done}", flush=True)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 from absl import logging
 
+from tf_layoutmap import _checks
 from tf_layoutmap.ps import (
     checkpoints,
     connection,
@@ -122,14 +123,8 @@ class Run:
             raise ValueError(
                 "Argument `objects` must have what is saved, by name. "
                 f"Received: {objects!r}.")
-        if on_server_loss not in _ON_SERVER_LOSS:
-            raise ValueError(
-                f"Argument `on_server_loss` must be one of {_ON_SERVER_LOSS}. "
-                f"Received: {on_server_loss!r}.")
-        if isinstance(max_to_keep, bool) or max_to_keep < 1:
-            raise ValueError(
-                "Argument `max_to_keep` must be at least 1. Received: "
-                f"{max_to_keep!r}.")
+        _checks.check_one_of("on_server_loss", on_server_loss, _ON_SERVER_LOSS)
+        _checks.check_int("max_to_keep", max_to_keep, lowest=1)
         self._save_seconds = durations.read_seconds(save_every, "save_every")
         self._deadline = durations.read_seconds(step_deadline, "step_deadline")
         self._restarts = on_server_loss == "restart"
@@ -142,44 +137,50 @@ class Run:
         self._closure = make_closure(strategy, step_fn)
         self._dataset_fn = dataset_fn
         self._iterator: Any = None
-        self._epoch, self._number = next(_epochs), 0
         self._round = 4 * sum(one.job == "worker" for one in self._processes)
         self.num_done = self._restore()
+        self._target = 0
         self._num_saved = self.num_done
         self._saved_at = time.monotonic()
 
-    def steps(self, total: int) -> Any:
-        """Trains until so many closures count, and saves.
+    def steps(self, count: int) -> Any:
+        """Trains for so many closures more, and saves.
+
+        A program that was started again calls `steps` as it did before: what
+        the checkpoint holds is not trained again, and calls that it covers
+        return at once.
 
         Args:
-          total: Closures in all, those of earlier calls and of the checkpoint
-            included.
+          count: Closures, at least 0, besides those of the calls before.
 
         Returns:
           What `step_fn` returned in the last closure scheduled, as numpy;
           None if nothing was left to do.
 
         Raises:
+          TypeError, ValueError: If `count` is no number of closures; or the
+            dataset of a worker has ended.
           ServerLostError: A server is gone. This process cannot go on: start
             it again.
           StepDeadlineError: No closure ended within the deadline; it says who
             does not answer. This process cannot go on.
           tf.errors.OpError: A step failed, as by a bad id. It does not count,
-            those around it do; `steps` may be called again.
-          ValueError: The dataset of a worker has ended.
+            those around it do; `steps` may be called again, for so many
+            more.
           OSError: A checkpoint could not be written; the one before is
             intact.
         """
+        self._target += _checks.check_int("count", count, lowest=0)
         result = None
-        while self.num_done < total:
-            count = min(self._round, total - self.num_done)
-            began = time.monotonic()
-            result = self._guarded(functools.partial(self._run_round, count))
-            seconds = max(time.monotonic() - began, 1e-3)
-            self._round = max(1, min(
-                2 * self._round, _MOST_IN_A_ROUND,
-                int(count / seconds * min(_ROUND_SECONDS,
-                                          self._save_seconds))))
+        while self.num_done < self._target:
+            try:
+                result = self._guarded(functools.partial(
+                    self._run_round,
+                    min(self._round, self._target - self.num_done)))
+            except Exception:
+                # What the program asks for next comes on top of what is done.
+                self._target = self.num_done
+                raise
             if time.monotonic() - self._saved_at >= self._save_seconds:
                 self.save()
         if self._num_saved != self.num_done:
@@ -223,11 +224,14 @@ class Run:
         if self._iterator is None:
             self._iterator = iter(
                 self._coordinator.create_per_worker_dataset(self._dataset_fn))
+        began = time.monotonic()
+        # Nothing is under way: what comes of an epoch before is a straggler.
+        epoch = next(_epochs)
         ended: dict[int, Any] = {}
         first_error: tf.errors.OpError | None = None
-        todo = list(range(self._number, self._number + count))
+        todo = list(range(count))
         while todo:
-            futures, error = self._run_closures(todo)
+            futures, error = self._run_closures(epoch, todo)
             first_error = first_error or error
             left = [number for number in todo
                     if number not in futures or _is_cancelled(futures[number])]
@@ -236,22 +240,22 @@ class Run:
             ended.update((number, futures[number])
                          for number in todo if number not in left)
             todo = left
-        good = [one for one in ended.values() if _error_of(one) is None]
-        self._number += count
-        self.num_done += len(good)
-        if first_error is None:
-            return waiting.within(ended[self._number - 1].fetch,
-                                  self._deadline)
-        # The number that failed is missing for good.
-        self._epoch, self._number = next(_epochs), 0
-        if isinstance(first_error, tf.errors.OutOfRangeError):
-            raise ValueError(
-                "Argument `dataset_fn` must make a dataset without end; add "
-                "`.repeat()`. Received: one that has ended.") from first_error
-        raise first_error
+        self.num_done += sum(_error_of(one) is None for one in ended.values())
+        if first_error is not None:
+            if isinstance(first_error, tf.errors.OutOfRangeError):
+                raise ValueError(
+                    "Argument `dataset_fn` must make a dataset without end; "
+                    "add `.repeat()`. Received: one that has "
+                    "ended.") from first_error
+            raise first_error
+        seconds = max(time.monotonic() - began, 1e-3)
+        self._round = max(1, min(
+            2 * self._round, _MOST_IN_A_ROUND,
+            int(count / seconds * min(_ROUND_SECONDS, self._save_seconds))))
+        return waiting.within(ended[count - 1].fetch, self._deadline)
 
     def _run_closures(
-        self, numbers: list[int],
+        self, epoch: int, numbers: list[int],
     ) -> tuple[dict[int, Any], tf.errors.OpError | None]:
         """Schedules closures and waits; returns them, and what was raised."""
         futures: dict[int, Any] = {}
@@ -261,7 +265,7 @@ class Run:
                 futures[number] = self._coordinator.schedule(
                     self._closure, args=(
                         self._iterator,
-                        tf.constant([self._epoch, number], tf.int64)))
+                        tf.constant([epoch, number], tf.int64)))
             waiting.within(self._coordinator.join, self._deadline,
                            list(futures.values()))
 
