@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import sys
 import time
@@ -19,24 +18,16 @@ from tf_layoutmap.ps import (
     connection,
     durations,
     processes,
+    rounds,
     waiting,
 )
-from tf_layoutmap.ps.closures import make_closure
 from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
 
 _ON_SERVER_LOSS = ("raise", "restart")
-# Closures between two moments at which none is under way: no more than a
-# server's window, and about so many seconds of them.
-_MOST_IN_A_ROUND = 512
+# Between two moments at which no closure is under way.
 _ROUND_SECONDS = 5.0
 # For a process to answer when something is wrong.
 _ANSWER_SECONDS = 5.0
-
-# How TensorFlow says that a server is gone, or came back without its variables.
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
-
-# Of this process: an epoch of closures is never used again.
-_epochs = itertools.count(1)
 
 
 class Run:
@@ -132,12 +123,11 @@ class Run:
         self._folder = checkpoints.CheckpointFolder(
             checkpoint_dir, max_to_keep)
         self._checkpoint = tf.train.Checkpoint(**objects)
-        self._coordinator = (
-            tf.distribute.coordinator.ClusterCoordinator(strategy))
-        self._closure = make_closure(strategy, step_fn)
-        self._dataset_fn = dataset_fn
-        self._iterator: Any = None
-        self._round = 4 * sum(one.job == "worker" for one in self._processes)
+        self._rounds = rounds.Rounds(
+            strategy, step_fn, dataset_fn,
+            num_workers=sum(one.job == "worker" for one in all_processes),
+            deadline=self._deadline,
+            seconds=min(_ROUND_SECONDS, self._save_seconds))
         self.num_done = self._restore()
         self._target = 0
         self._num_saved = self.num_done
@@ -173,14 +163,14 @@ class Run:
         self._target += _checks.check_int("count", count, lowest=0)
         result = None
         while self.num_done < self._target:
-            try:
-                result = self._guarded(functools.partial(
-                    self._run_round,
-                    min(self._round, self._target - self.num_done)))
-            except Exception:
+            ended = self._guarded(functools.partial(
+                self._rounds.run, self._target - self.num_done))
+            self.num_done += ended.num_done
+            if ended.error is not None:
                 # What the program asks for next comes on top of what is done.
                 self._target = self.num_done
-                raise
+                raise ended.error
+            result = ended.result
             if time.monotonic() - self._saved_at >= self._save_seconds:
                 self.save()
         if self._num_saved != self.num_done:
@@ -214,69 +204,6 @@ class Run:
                 f"written of, {newest.prefix!r}: {error}") from None
         return newest.num_done
 
-    def _run_round(self, count: int) -> Any:
-        """Runs closures until each has counted, or failed for good.
-
-        An error of one closure makes the coordinator cancel the others, which
-        may have reached some servers: they are run again, under the same
-        numbers, before it is raised.
-        """
-        if self._iterator is None:
-            self._iterator = iter(
-                self._coordinator.create_per_worker_dataset(self._dataset_fn))
-        began = time.monotonic()
-        # Nothing is under way: what comes of an epoch before is a straggler.
-        epoch = next(_epochs)
-        ended: dict[int, Any] = {}
-        first_error: tf.errors.OpError | None = None
-        todo = list(range(count))
-        while todo:
-            futures, error = self._run_closures(epoch, todo)
-            first_error = first_error or error
-            left = [number for number in todo
-                    if number not in futures or _is_cancelled(futures[number])]
-            if len(left) == len(todo) and error is not None:
-                raise error  # Nothing ended: it is none of a closure.
-            ended.update((number, futures[number])
-                         for number in todo if number not in left)
-            todo = left
-        self.num_done += sum(_error_of(one) is None for one in ended.values())
-        if first_error is not None:
-            if isinstance(first_error, tf.errors.OutOfRangeError):
-                raise ValueError(
-                    "Argument `dataset_fn` must make a dataset without end; "
-                    "add `.repeat()`. Received: one that has "
-                    "ended.") from first_error
-            raise first_error
-        seconds = max(time.monotonic() - began, 1e-3)
-        self._round = max(1, min(
-            2 * self._round, _MOST_IN_A_ROUND,
-            int(count / seconds * min(_ROUND_SECONDS, self._save_seconds))))
-        return waiting.within(ended[count - 1].fetch, self._deadline)
-
-    def _run_closures(
-        self, epoch: int, numbers: list[int],
-    ) -> tuple[dict[int, Any], tf.errors.OpError | None]:
-        """Schedules closures and waits; returns them, and what was raised."""
-        futures: dict[int, Any] = {}
-
-        def schedule_and_join():
-            for number in numbers:
-                futures[number] = self._coordinator.schedule(
-                    self._closure, args=(
-                        self._iterator,
-                        tf.constant([epoch, number], tf.int64)))
-            waiting.within(self._coordinator.join, self._deadline,
-                           list(futures.values()))
-
-        try:
-            schedule_and_join()
-        except _LOST:
-            raise
-        except tf.errors.OpError as error:
-            return futures, error
-        return futures, None
-
     def _guarded(self, call: Callable[[], Any]) -> Any:
         """Says who is gone, where TensorFlow or nobody says anything."""
         try:
@@ -287,7 +214,7 @@ class Run:
                 f"No step has ended within {self._deadline:g} s. "
                 f"{'; '.join(wrong) or 'All processes answer'}. "
                 f"{self._remedy()}") from None
-        except _LOST as error:
+        except rounds.LOST as error:
             self._lose_server(error)
 
     def _lose_server(self, error: tf.errors.OpError) -> NoReturn:
@@ -312,16 +239,3 @@ class Run:
                  "there is no checkpoint yet")
         return (f"Start missing servers and this program again: {where} "
                 f"({self.num_done} were done).")
-
-
-def _error_of(future: Any) -> tf.errors.OpError | None:
-    """The error of a closure that has ended."""
-    try:
-        future.get()
-    except tf.errors.OpError as error:
-        return error
-    return None
-
-
-def _is_cancelled(future: Any) -> bool:
-    return isinstance(_error_of(future), tf.errors.CancelledError)

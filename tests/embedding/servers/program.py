@@ -342,6 +342,39 @@ def packed(strategy, coordinator):
     return differences(values(ours), values(host))
 
 
+def calls_of_a_step(strategy, coordinator):
+    """The ops on servers, and what they take and give, for 2 and 9 tables."""
+    del coordinator
+    found = []
+    for count in (2, 9):
+        with strategy.scope():
+            ours = tlm.TPUEmbedding(
+                {str(i): tpu.FeatureConfig(table(f"t{i}", 9, 4, "sum"))
+                 for i in range(count)}, tpu.Adagrad(0.5),
+                partitioner=PARTITIONER)
+
+        @tf.function
+        def step():
+            ours.enqueue({str(i): tf.constant([i]) for i in range(count)})
+            ours.apply_gradients(gradients(ours.dequeue()))
+
+        ops = step.get_concrete_function().graph.get_operations()
+        found.append(sorted(
+            (one.device, one.type,
+             sum(value.dtype != tf.resource for value in one.inputs),
+             len(one.outputs)) for one in ops
+            if "job:ps" in one.device and one.type != "Placeholder"))
+    return found
+
+
+def looked_up_without_a_step(strategy, coordinator):
+    ours, host, _ = trained(strategy, coordinator, "sgd")
+    ids, _ = batch(5)
+    here, there = ours(ids), host(ids)
+    return [name for name in here if not (
+        here[name] == there[name]).numpy().all()]
+
+
 def pipelined(strategy, coordinator):
     del coordinator
     with strategy.scope():
@@ -408,7 +441,8 @@ CASES = {
     **{case.__name__: case for case in [
         half_tables, checkpoints, checkpoint_of_another_number_of_servers,
         stats, stale_step, bad_id, closure_run_again,
-        two_steps_in_a_closure, forward_only, inside_strategy_run, packed,
+        two_steps_in_a_closure, calls_of_a_step, looked_up_without_a_step,
+        forward_only, inside_strategy_run, packed,
         pipelined, open_vocabulary, host_asked_for, dequeue_elsewhere,
         traced_training, keras_layer, places]}}
 

@@ -113,6 +113,19 @@ def test_shards_are_where_the_fewest_bytes_are(by_two):
     assert whole == [["task:0", "task:1"]]
 
 
+def test_a_step_is_two_calls_of_each_server_for_any_number_of_tables(by_two):
+    few, many = by_two[0]["calls_of_a_step"]
+    assert few == many == [
+        [f"/job:ps/replica:0/task:{task}/device:CPU:0", f"LayoutMap>{op}",
+         num_inputs, 1]
+        for task in (0, 1) for op, num_inputs in [("ApplyRows", 2),
+                                                  ("FetchRows", 1)]]
+
+
+def test_tables_on_servers_are_looked_up_without_a_step(found):
+    assert found["looked_up_without_a_step"] == []
+
+
 @pytest.mark.parametrize("case, words", [
     ("pipelined", "`pipeline_execution_with_tensor_core` must be False"),
     ("open_vocabulary", "`vocabularies` must be None"),
