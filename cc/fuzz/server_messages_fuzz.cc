@@ -32,9 +32,10 @@ void CheckClosures(InputReader* input) {
     if (!closures.Check(token, &is_repeated).ok() || is_repeated) continue;
     closures.Apply(token, input->Below(9));
     if (!token.has_number()) continue;
-    FUZZ_CHECK(
-        closures.Check({token.epoch, token.number, 77}, &is_repeated).ok() &&
-        is_repeated);
+    // Refused where counts of nonsense have grown too large; never new.
+    const Status again =
+        closures.Check({token.epoch, token.number, 77}, &is_repeated);
+    FUZZ_CHECK(!again.ok() || is_repeated);
   }
 }
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
 from tf_layoutmap.ps import waiting
 from tf_layoutmap.ps.closures import make_closure
 
@@ -27,7 +28,8 @@ class Ended(NamedTuple):
 
     Attributes:
       num_done: Closures that count in the tables.
-      result: What the last one returned, as numpy, where all of them count.
+      result: What the last one returned, as numpy, where all of them count and
+        its worker is still there.
       error: Why one does not, or None.
     """
 
@@ -100,8 +102,14 @@ class Rounds:
             good = sum(_error_of(one) is None for one in ended.values())
             return Ended(good, None, _explained(first_error))
         self._adapt(count, time.monotonic() - began)
-        return Ended(count, waiting.within(
-            ended[count - 1].fetch, self._deadline), None)
+        return Ended(count, self._fetch(ended[count - 1]), None)
+
+    def _fetch(self, future: Any) -> Any:
+        """What a closure returned; None if its worker is gone since."""
+        try:
+            return waiting.within(future.fetch, self._deadline)
+        except (tf.errors.OpError, waiting.LateError):
+            return None
 
     def _run_once(
         self, epoch: int, numbers: list[int],
@@ -140,7 +148,7 @@ def _explained(error: tf.errors.OpError) -> Exception:
 def _error_of(future: Any) -> tf.errors.OpError | None:
     """The error of a closure that has ended."""
     try:
-        future.get()
+        _tf_private.wait_for_closure(future)
     except tf.errors.OpError as error:
         return error
     return None

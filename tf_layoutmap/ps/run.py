@@ -145,7 +145,7 @@ class Run:
 
         Returns:
           What `step_fn` returned in the last closure scheduled, as numpy;
-          None if nothing was left to do.
+          None if nothing was left to do, or its worker has gone since.
 
         Raises:
           TypeError, ValueError: If `count` is no number of closures; or the

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tf_layoutmap import _tf_private
+
 # Between two looks at the time.
 _POLL_SECONDS = 0.2
 
@@ -43,9 +45,9 @@ def within(call: Callable[[], Any], seconds: float,
     def watch():
         for one in watched:
             try:
-                one.get()
+                _tf_private.wait_for_closure(one)
             except Exception:  # Whoever joins is told of it.
-                return
+                pass
             last[0] = time.monotonic()
 
     for target in (run, watch) if watched else (run,):

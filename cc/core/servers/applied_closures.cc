@@ -20,17 +20,20 @@ constexpr int64_t kMostClosures = int64_t{1} << 60;
 Status AppliedClosures::Check(const ClosureToken& token,
                               bool* is_repeated) const {
   *is_repeated = false;
+  for (int64_t i = 0; i < kNumCounts; ++i) {
+    if (state_[i] >= 0 && state_[i] <= kMostClosures) continue;
+    return InvalidArgument(
+        "The state of applied closures must start as zeros. Received: " +
+        to_string(state_[i]) + " at place " + to_string(i));
+  }
   if (!token.has_number()) return Status();
   const int64_t epoch = state_[0], base = state_[1];
-  if (epoch < 0 || base < 0 || base > kMostClosures) {
+  if (token.epoch < 1 || token.epoch > kMostClosures ||
+      token.number > kMostClosures) {
     return InvalidArgument(
-        "The state of applied closures must start as zeros. Received: epoch " +
-        to_string(epoch) + ", base " + to_string(base));
-  }
-  if (token.epoch < 1 || token.number > kMostClosures) {
-    return InvalidArgument(
-        "The token of a closure must have an epoch of 1 or more, and a number "
-        "below 2^60. Received: epoch " +
+        "The token of a closure must have an epoch of 1 or more and a number "
+        "of "
+        "0 or more, of 2^60 at most. Received: epoch " +
         to_string(token.epoch) + ", number " + to_string(token.number));
   }
   if (token.epoch < epoch) {

@@ -91,9 +91,14 @@ TEST_F(AppliedClosuresTest, ANumberBeyondTheWindowIsRefused) {
 TEST_F(AppliedClosuresTest, WhatIsNoTokenOrNoStateIsRefused) {
   EXPECT_NE(Refusal(0, 0), "");
   EXPECT_NE(Refusal(1, INT64_MAX), "");
-  for (const int64_t base : {int64_t{-1}, INT64_MAX, INT64_MIN}) {
-    state_[1] = base;
-    EXPECT_NE(Refusal(1, 0).find("must start as zeros"), std::string::npos);
+  EXPECT_NE(Refusal(INT64_MAX, 0), "");
+  for (int64_t place = 0; place < AppliedClosures::kNumCounts; ++place) {
+    for (const int64_t count : {int64_t{-1}, INT64_MAX, INT64_MIN}) {
+      state_[place] = count;
+      EXPECT_NE(Refusal(1, 0).find("must start as zeros"), std::string::npos);
+      EXPECT_NE(Refusal(0, -1).find("must start as zeros"), std::string::npos);
+    }
+    state_[place] = 0;
   }
 }
 

@@ -41,9 +41,11 @@ TEST(MessagesTest, ANumberOfUpdatesTravelsInTwoFloats) {
 class RowsTest : public testing::Test {
  protected:
   std::string Refusal(const std::vector<uint32_t>& words) {
-    return ReadRows(words, sizes_, &rows_).message();
+    words_ = words;
+    return ReadRows(words_, sizes_, &rows_).message();
   }
 
+  std::vector<uint32_t> words_;  // What `rows_` are views of.
   std::vector<PieceSize> sizes_ = {{"ads", 3}, {"ads", 0}, {"words", 2}};
   std::vector<Span<const uint32_t>> rows_;
 };

@@ -141,6 +141,50 @@ def optimizer_cases():
     return {f"optimizer {name}": case(name) for name in OPTIMIZERS}
 
 
+def quantized(strategy, coordinator):
+    def features():
+        rows = table("rows", 9, 4, "sum")
+        rows.quantization_config = tpu.QuantizationConfig(
+            num_buckets=5, lower=-0.5, upper=0.5)
+        return {"a": tpu.FeatureConfig(rows, name="a")}
+
+    host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+    with strategy.scope():
+        ours = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+
+    def step_with(one):
+        @tf.function
+        def step(ids):
+            one.enqueue({"a": ids})
+            activations = one.dequeue()
+            one.apply_gradients(gradients(activations))
+            return activations["a"]
+        return step
+
+    ids = tf.constant([3, 8, 3])
+    future = coordinator.schedule(step_with(ours), args=(ids,))
+    coordinator.join()
+    expected = step_with(host)(ids)
+    same = (future.fetch() == expected).numpy().all()
+    return [bool(same), differences(values(ours), values(host))]
+
+
+def ids_out_of_range(strategy, coordinator):
+    """Dropped, and clipped."""
+    wrong = []
+    for out_of_range in ("drop", "clip"):
+        host = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
+        with strategy.scope():
+            ours = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
+        ids, weights = batch(0)
+        ids["bag"] = tf.ragged.constant([[9, -1, 3], [2], [7, 7]], tf.int64)
+        coordinator.schedule(step_of(ours), args=(ids, weights))
+        step_of(host)(ids, weights)
+        coordinator.join()
+        wrong += differences(values(ours), values(host))
+    return wrong
+
+
 def half_tables(strategy, coordinator):
     return trained(strategy, coordinator, "adagrad", table_dtypes={
         "ads": "bfloat16", "words": "float16"})[2]
@@ -439,8 +483,9 @@ def places(strategy, coordinator):
 CASES = {
     **optimizer_cases(),
     **{case.__name__: case for case in [
-        half_tables, checkpoints, checkpoint_of_another_number_of_servers,
-        stats, stale_step, bad_id, closure_run_again,
+        quantized, ids_out_of_range, half_tables, checkpoints,
+        checkpoint_of_another_number_of_servers, stats, stale_step, bad_id,
+        closure_run_again,
         two_steps_in_a_closure, calls_of_a_step, looked_up_without_a_step,
         forward_only, inside_strategy_run, packed,
         pipelined, open_vocabulary, host_asked_for, dequeue_elsewhere,

@@ -51,6 +51,14 @@ def test_so_are_tables_of_16_bits(found):
     assert found["half_tables"] == []
 
 
+def test_so_are_rows_that_are_quantized(found):
+    assert found["quantized"] == [True, []]
+
+
+def test_ids_out_of_range_are_dropped_or_clipped_as_there(found):
+    assert found["ids_out_of_range"] == []
+
+
 def test_checkpoints_go_both_ways(found):
     assert found["checkpoints"] == []
 

@@ -31,10 +31,9 @@ class ServerTables:
           ValueError: If it has none.
         """
         # By number: names would put the tenth server before the second.
-        tasks = sorted(
-            tf.DeviceSpec.from_string(one.name).task
-            for one in tf.config.list_logical_devices("CPU")
-            if tf.DeviceSpec.from_string(one.name).job == "ps")
+        devices = [tf.DeviceSpec.from_string(one.name) for one in
+                   tf.config.list_logical_devices("CPU")]
+        tasks = sorted({one.task for one in devices if one.job == "ps"})
         if not tasks:
             raise ValueError(
                 "A ParameterServerStrategy must have servers, job \"ps\". "
