@@ -23,7 +23,8 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
     package = tmp_path / "tf_layoutmap"
     package.mkdir()
     (package / "__init__.py").touch()
-    for pattern in ("_op*.py", "_requirements.py", "_build_info.py", "*.so"):
+    for pattern in ("_op*.py", "_requirements.py", "_version.py",
+                    "_build_info.py", "*.so"):
         for file in PACKAGE.glob(pattern):
             if not (without and file.name.startswith(without)):
                 shutil.copy(file, package)

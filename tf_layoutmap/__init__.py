@@ -37,6 +37,7 @@ _HOMES = {
         "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "optimizers": "tf_layoutmap.embedding.optimizers",
     "partitioners": "tf_layoutmap.partition.partitioners",
+    "ps": "tf_layoutmap.ps",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "distribution": "tf_layoutmap.distribution",
     "layout": "tf_layoutmap.layout",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     import tf_layoutmap.layers as layers
     import tf_layoutmap.layout as layout
     import tf_layoutmap.partition.partitioners as partitioners
+    import tf_layoutmap.ps as ps
     from tf_layoutmap._patches.report import patches
     from tf_layoutmap.embedding.deltas.apply import apply_deltas
     from tf_layoutmap.embedding.deltas.writer import DeltaWriter
@@ -96,6 +98,7 @@ __all__ = [
     "convert_vocabularies",
     "optimizers",
     "partitioners",
+    "ps",
     "LayoutMap",
     "distribution",
     "layout",

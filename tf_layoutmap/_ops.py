@@ -10,12 +10,14 @@ Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
 
 import functools
 import importlib
+import json
+import os
 import pathlib
 import types
 from collections.abc import Callable
 from typing import Any
 
-from tf_layoutmap import _requirements
+from tf_layoutmap import _requirements, _version
 from tf_layoutmap._requirements import minor as _minor
 
 _LIBRARY = pathlib.Path(__file__).with_name("_layoutmap_ops.so")
@@ -72,6 +74,10 @@ def _load() -> types.ModuleType:
     # be checked first.
     gradients = importlib.import_module("tf_layoutmap._op_gradients")
     gradients.register(library)
+    # What `describe_process` tells the other processes of a cluster.
+    os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps({
+        "tensorflow": _import_tensorflow().__version__,
+        "tf_layoutmap": _version.__version__})
     return library
 
 

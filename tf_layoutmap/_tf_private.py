@@ -227,6 +227,12 @@ def variable_partitioner_of(strategy: Any) -> Any:
     return getattr(strategy.extended, _PARTITIONER, None)
 
 
+# Waits until a closure has ended and raises its error; what it returned stays
+# on its worker, which may be gone by then.
+wait_for_closure = _private(
+    "distribute.coordinator.values", "RemoteValueImpl._wait_and_maybe_error")
+
+
 @contextlib.contextmanager
 def undivided_variables(strategy: Any) -> Iterator[None]:
     """Lets a parameter server strategy place variables as they are."""

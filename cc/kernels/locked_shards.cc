@@ -143,6 +143,17 @@ absl::Status LockedShards::FirstRowShape(const std::string& table,
   return absl::OkStatus();
 }
 
+absl::Status LockedShards::NumRows(int i, const std::string& table,
+                                   int64_t* num_rows) const {
+  const Tensor& value = *variables_[i]->tensor();
+  if (!value.IsInitialized() || value.dims() < 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Table '", table, "': a shard is not initialized, or has no rows"));
+  }
+  *num_rows = value.dim_size(0);
+  return absl::OkStatus();
+}
+
 absl::Status LockedShards::ByteView(int first, const std::string& table,
                                     const RowPartition& partition,
                                     tensorflow::DataType dtype,

@@ -75,6 +75,10 @@ class LockedShards {
   absl::Status FirstRowShape(const std::string& table,
                              tensorflow::TensorShape* row_shape) const;
 
+  // The rows of variable `i`, one shard of a table.
+  absl::Status NumRows(int i, const std::string& table,
+                       int64_t* num_rows) const;
+
   // Of the first variable, once its row shape is known.
   int64_t FirstNumRows() const { return variables_[0]->tensor()->dim_size(0); }
 

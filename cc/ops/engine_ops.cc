@@ -22,21 +22,7 @@ absl::Status ActivationShapes(InferenceContext* c) {
   std::vector<int64_t> dims, lengths;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
   TF_RETURN_IF_ERROR(c->GetAttr("max_sequence_lengths", &lengths));
-  std::vector<ShapeHandle> activations;
-  for (int f = 0; f < c->num_outputs(); ++f) {
-    if (f >= static_cast<int>(dims.size()) ||
-        f >= static_cast<int>(lengths.size())) {
-      return absl::InvalidArgumentError(
-          "`dims` and `max_sequence_lengths` must be one per feature");
-    }
-    ShapeHandle shape = c->Vector(InferenceContext::kUnknownDim);
-    if (lengths[f] > 0) {
-      TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(lengths[f]), &shape));
-    }
-    TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(dims[f]), &shape));
-    activations.push_back(shape);
-  }
-  return c->set_output("activations", activations);
+  return SetActivationShapes(c, dims, lengths);
 }
 
 REGISTER_OP("LayoutMap>CreateHostEngine")

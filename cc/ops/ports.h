@@ -4,6 +4,8 @@
 #ifndef TF_LAYOUTMAP_OPS_PORTS_H_
 #define TF_LAYOUTMAP_OPS_PORTS_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +35,28 @@ inline absl::Status SetShape(tensorflow::shape_inference::InferenceContext* c,
                              const char* name,
                              tensorflow::shape_inference::ShapeHandle shape) {
   return c->set_output(name, {shape});
+}
+
+// The output `activations`, by feature: [num_samples, dim], or of a sequence
+// [num_samples, length, dim].
+inline absl::Status SetActivationShapes(
+    tensorflow::shape_inference::InferenceContext* c,
+    const std::vector<int64_t>& dims, const std::vector<int64_t>& lengths) {
+  using tensorflow::shape_inference::InferenceContext;
+  std::vector<tensorflow::shape_inference::ShapeHandle> activations;
+  for (size_t f = 0; f < static_cast<size_t>(c->num_outputs()); ++f) {
+    if (f >= dims.size() || f >= lengths.size()) {
+      return absl::InvalidArgumentError(
+          "`dims` and `max_sequence_lengths` must be one per feature");
+    }
+    auto shape = c->Vector(InferenceContext::kUnknownDim);
+    if (lengths[f] > 0) {
+      TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(lengths[f]), &shape));
+    }
+    TF_RETURN_IF_ERROR(c->Concatenate(shape, c->Vector(dims[f]), &shape));
+    activations.push_back(shape);
+  }
+  return c->set_output("activations", activations);
 }
 
 }  // namespace layoutmap

@@ -9,7 +9,8 @@ import tf_layoutmap as tlm
 
 PAGES = pathlib.Path(__file__).parents[2] / "docs" / "api"
 SPACES = [tlm, tlm.layers, tlm.layers.tf_keras, tlm.layout, tlm.distribution,
-          tlm.dtensor, tlm.emulation, tlm.partitioners, tlm.optimizers]
+          tlm.dtensor, tlm.emulation, tlm.partitioners, tlm.optimizers,
+          tlm.ps]
 
 
 def public_names(space: types.ModuleType) -> list[str]:

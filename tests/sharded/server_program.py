@@ -108,12 +108,6 @@ def tf_keras_layer_that_trains_itself(strategy, coordinator):
     layer(tlm.layers.tf_keras, strategy, "adagrad")
 
 
-def embedding_in_scope(strategy, coordinator):
-    with strategy.scope():
-        tlm.TPUEmbedding({"a": tpu.FeatureConfig(tpu.TableConfig(6, 2))},
-                         tpu.SGD(0.1))
-
-
 def embedding_from_outside(strategy, coordinator):
     embedding = tlm.TPUEmbedding(
         {"a": tpu.FeatureConfig(tpu.TableConfig(6, 2))}, tpu.SGD(0.1))
@@ -130,8 +124,7 @@ def embedding_from_outside(strategy, coordinator):
 
 CASES = [table_as_asked, table_as_the_strategy_divides, trained_table,
          keras_layer, tf_keras_layer, keras_layer_that_trains_itself,
-         tf_keras_layer_that_trains_itself, embedding_in_scope,
-         embedding_from_outside]
+         tf_keras_layer_that_trains_itself, embedding_from_outside]
 
 
 def main():

@@ -1,7 +1,7 @@
-"""`TPUEmbedding`: the Cloud TPU embedding API over a TPU or the host engine.
+"""`TPUEmbedding`: the Cloud TPU embedding API over a TPU, servers or the host.
 
 It is made and built here; the modules of `api` have the methods of each use.
-Whatever differs between the two is in their backends.
+Whatever differs between the three is in their backends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tf_layoutmap.embedding.api.state import EmbeddingState
 from tf_layoutmap.embedding.api.steps import StepMethods
 from tf_layoutmap.embedding.api.table_access import TableAccess
 from tf_layoutmap.embedding.host import backend as host_backend
+from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
 from tf_layoutmap.embedding.step import engine_choice, replicas, structure
@@ -46,6 +47,12 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     `MultiWorkerMirroredStrategy` and `TPUStrategy`, where `dequeue` and
     `apply_gradients` are called inside `strategy.run`. Gradients are not
     divided by the number of replicas.
+
+    Created under `ParameterServerStrategy` the tables are on its servers, and
+    each worker takes steps of its own, in the functions that a
+    `ClusterCoordinator` or a `tlm.ps.Run` schedules. With one worker the
+    numbers are those of the host engine; with several, rows may be some
+    updates old when their gradients arrive (`stats`).
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -96,11 +103,15 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             that one.
           partitioner: Cuts tables into shards, as
             `tf_layoutmap.partition.FixedShardsPartitioner(num_shards=3)`.
+            Under `ParameterServerStrategy` shards are put where the fewest
+            bytes are; None is its `variable_partitioner`, or without one a
+            shard of 256 KiB or more for each server.
           out_of_range: What becomes of an id that is no row of its table:
             `"error"`, `"drop"` (as if it were not there) or `"clip"` (the
             nearest row). `stats` counts them. A TPU has `"error"` only, and
             inside `strategy.run` ids cannot be checked.
-          engine: `"auto"`: the TPU under `TPUStrategy`, else the host engine.
+          engine: `"auto"`: the TPU under `TPUStrategy`, the servers under
+            `ParameterServerStrategy`, else the host engine.
             `"host"`: the host engine. `"tpu"`: the TPU; under another strategy
             there are tables to serve and no steps, as of TensorFlow's class.
           table_dtypes: How rows are stored: `"float32"` (None), `"bfloat16"`
@@ -116,7 +127,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             int64, or strings. The `vocabulary_size` of such a table is the
             `capacity` of that, and its initializer one that draws a value at
             a time: uniform, normal, truncated normal or constant. Of a TPU,
-            and under MultiWorkerMirroredStrategy, None.
+            and under MultiWorkerMirroredStrategy and ParameterServerStrategy,
+            None.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
 
@@ -170,7 +182,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                     optimizer),
                 strategy_replicas, pipeline_execution_with_tensor_core)
         else:
-            backend = host_backend.HostBackend(
+            kind = (servers_backend.ServersBackend if engine == "servers" else
+                    host_backend.HostBackend)
+            backend = kind(
                 feature_config, spec, strategy_replicas,
                 partitioner=partitioner, out_of_range=out_of_range,
                 is_pipelined=pipeline_execution_with_tensor_core,
@@ -179,7 +193,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         self._state = EmbeddingState(
             feature_config, spec, table_configs, strategy_replicas,
             out_of_range, backend, engine == "tpu" and not on_tpu)
-        if strategy_replicas.has_processes:
+        if strategy_replicas.has_processes or strategy_replicas.is_on_servers:
             # Now, while all processes are known to be at the same line.
             self.build()
 

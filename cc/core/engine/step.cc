@@ -89,9 +89,9 @@ void BatchesInUse::Visit(const std::function<void(const Batch&)>& visit) const {
   }
 }
 
-TableStep PrepareTable(
-    const EngineConfig& config, int32_t table,
-    const std::vector<std::shared_ptr<const Batch>>& batches) {
+TableStep PrepareTable(const EngineConfig& config, int32_t table,
+                       const std::vector<std::shared_ptr<const Batch>>& batches,
+                       std::vector<uint32_t>* positions) {
   std::vector<const RaggedIds*> segments;
   std::vector<Span<const uint32_t>> rows;
   ForSegments(config, table, batches.size(), [&](size_t f, size_t replica) {
@@ -108,6 +108,7 @@ TableStep PrepareTable(
   step.gains = Permute(Gains(segments, num_positions), unique.positions);
   step.rows = std::move(unique.rows);
   step.splits = std::move(unique.splits);
+  if (positions != nullptr) *positions = std::move(unique.positions);
   return step;
 }
 

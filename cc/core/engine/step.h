@@ -57,9 +57,11 @@ struct TableStep {
   std::vector<float> gains;  // empty: 1 each
 };
 
-TableStep PrepareTable(
-    const EngineConfig& config, int32_t table,
-    const std::vector<std::shared_ptr<const Batch>>& batches);
+// `positions`, if it is not null, becomes where each position stands in the
+// table's batches, numbered through like output rows.
+TableStep PrepareTable(const EngineConfig& config, int32_t table,
+                       const std::vector<std::shared_ptr<const Batch>>& batches,
+                       std::vector<uint32_t>* positions = nullptr);
 
 // The same of all tables.
 void PrepareTables(const EngineConfig& config,

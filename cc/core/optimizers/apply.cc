@@ -87,7 +87,8 @@ class HalfTile {
   void Close(Span<const uint32_t> rows, int64_t begin, int64_t end,
              const RowKernels& kernels) {
     for (int64_t u = begin; u < end; ++u) {
-      noise_keys_[u - begin] = NoiseKeyOfRow(table_.noise_key, rows[u]);
+      noise_keys_[u - begin] =
+          NoiseKeyOfRow(table_.noise_key, table_.first_row + rows[u]);
     }
     RoundArgs args;
     args.row_type = table_.type;

@@ -18,6 +18,7 @@ struct HalfTable {
   ShardedView<uint16_t> rows;
   RowType type = RowType::kBfloat16;
   uint64_t noise_key = 0;
+  int64_t first_row = 0;  // where `rows` begin in the table that they are of
 };
 
 // One key per seed, table and step.

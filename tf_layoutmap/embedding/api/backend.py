@@ -1,7 +1,8 @@
-"""What an embedding asks of its backend: the interface of both kinds.
+"""What an embedding asks of its backend: the interface of all three kinds.
 
 `host/backend.py` carries steps out by the host engine, `tpu/backend.py` by the
-operations of a TPU. Whoever uses a backend is typed by these protocols.
+operations of a TPU, `servers/backend.py` over parameter servers. Whoever uses a
+backend is typed by these protocols.
 """
 
 from __future__ import annotations

@@ -115,6 +115,12 @@ class TableAccess:
           `tables`: by name, `num_bytes`, `num_slot_bytes`, and of all
           training steps `num_lookups`, `num_unique_rows` and their
           `unique_ratio`.
+
+          Over parameter servers, without `features` and what workers know of
+          ids: `staleness`: `mean` and `max` of the updates that a server made
+          between sending the rows of a step and applying its gradients;
+          `num_repeated`: closures that came again after they were applied;
+          `servers`: by device, `num_updates`.
         """
         backend = self._state.require_host("stats")
         if not tf.executing_eagerly():

@@ -70,17 +70,9 @@ class HostEngine:
         self._shards = []
         self._slots = []
         self._rounding_steps = []
-        counts, offsets, placements = [], [], []
         for table in spec.tables:
-            shards = tables.shards_of(
-                variables[table.name][tables.PARAMETERS])
-            counts.append(len(shards))
-            offsets.extend(_offsets(shards))
-            placements.append("div" if table.vocabulary is None else
-                              RowPartition.from_sizes(
-                                  [known_size(one) for one in shards]
-                              ).placement)
-            self._shards.extend(shards)
+            self._shards.extend(tables.shards_of(
+                variables[table.name][tables.PARAMETERS]))
             for slot in table.optimizer.slots if table.optimizer else ():
                 self._slots.extend(
                     tables.shards_of(variables[table.name][slot.name]))
@@ -91,25 +83,9 @@ class HostEngine:
         with tf.device(tables.HOST):
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,
-                table_names=[one.name for one in spec.tables],
-                table_num_rows=[one.num_rows for one in spec.tables],
-                table_dims=[one.dim for one in spec.tables],
-                table_num_shards=counts,
-                table_placements=placements,
-                table_offsets=offsets,
-                table_optimizers=[
-                    one.optimizer.name if one.optimizer else "none"
-                    for one in spec.tables],
-                feature_names=[one.name for one in spec.features],
-                feature_tables=[one.table for one in spec.features],
-                feature_combiners=[
-                    spec.table_of(one).combiner for one in spec.features],
-                feature_max_sequence_lengths=[
-                    one.max_sequence_length for one in spec.features],
-                pipelined=is_pipelined, out_of_range=out_of_range,
-                table_dtypes=[tf.as_dtype(one.dtype) for one in spec.tables],
-                rounding_seed=rounding_seed,
-                **_quantization(spec.tables))
+                pipelined=is_pipelined,
+                **config_attrs(spec, variables, out_of_range=out_of_range,
+                               rounding_seed=rounding_seed))
 
     @property
     def handle(self) -> tf.Tensor:
@@ -126,7 +102,7 @@ class HostEngine:
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
                 training=tf.convert_to_tensor(training, tf.bool),
-                **_batch(features))
+                **batch_inputs(features))
 
     def enqueue_keys(
         self, training: Any,
@@ -143,7 +119,8 @@ class HostEngine:
             evicted = _ops.enqueue_keys(
                 engine=self._handle,
                 training=tf.convert_to_tensor(training, tf.bool),
-                **_batch(inputs, of_keys=True), **self._keys.arguments(inputs))
+                **batch_inputs(inputs, of_keys=True),
+                **self._keys.arguments(inputs))
             self._keys.tell(evicted)
 
     def evict_keys(self, table: int, keys: tf.Tensor, *,
@@ -201,11 +178,11 @@ class HostEngine:
             if self._spec.has_open_tables and not isinstance(
                     features, packed_ids.PackedIds):
                 token, evicted = _ops.open_keys(
-                    **arguments, **_batch(features, of_keys=True),
+                    **arguments, **batch_inputs(features, of_keys=True),
                     **self._keys.arguments(features))
                 self._keys.tell(evicted)
             else:
-                token = _ops.open_step(**arguments, **_batch(features))
+                token = _ops.open_step(**arguments, **batch_inputs(features))
         return OpenLookup(engine, {replica: token})
 
     def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
@@ -314,8 +291,51 @@ class HostEngine:
                 num_unique_rows / num_lookups if num_lookups else None)}
 
 
-def _batch(features: StepInputs, *,
-           of_keys: bool = False) -> dict[str, Any]:
+def config_attrs(
+    spec: config.EmbeddingSpec, variables: dict[str, dict[str, Any]], *,
+    out_of_range: str, rounding_seed: int,
+) -> dict[str, Any]:
+    """Returns the attrs that say which tables and features there are.
+
+    Args:
+      spec: Tables and features.
+      variables: By table name; `"parameters"` has its shards.
+      out_of_range: What becomes of ids that are no row of their table.
+      rounding_seed: Of tables with 16-bit rows.
+    """
+    counts, offsets, placements = [], [], []
+    for table in spec.tables:
+        shards = tables.shards_of(variables[table.name][tables.PARAMETERS])
+        counts.append(len(shards))
+        offsets.extend(_offsets(shards))
+        placements.append("div" if table.vocabulary is None else
+                          RowPartition.from_sizes(
+                              [known_size(one) for one in shards]).placement)
+    return {
+        "table_names": [one.name for one in spec.tables],
+        "table_num_rows": [one.num_rows for one in spec.tables],
+        "table_dims": [one.dim for one in spec.tables],
+        "table_num_shards": counts,
+        "table_placements": placements,
+        "table_offsets": offsets,
+        "table_optimizers": [
+            one.optimizer.name if one.optimizer else "none"
+            for one in spec.tables],
+        "feature_names": [one.name for one in spec.features],
+        "feature_tables": [one.table for one in spec.features],
+        "feature_combiners": [
+            spec.table_of(one).combiner for one in spec.features],
+        "feature_max_sequence_lengths": [
+            one.max_sequence_length for one in spec.features],
+        "out_of_range": out_of_range,
+        "table_dtypes": [tf.as_dtype(one.dtype) for one in spec.tables],
+        "rounding_seed": rounding_seed,
+        **_quantization(spec.tables)}
+
+
+def batch_inputs(features: StepInputs, *,
+                 of_keys: bool = False) -> dict[str, Any]:
+    """Returns the inputs of an op that takes the ids of a batch."""
     if isinstance(features, packed_ids.PackedIds):
         return {
             "ids": [features.ids], "splits": [tf.zeros([0], tf.int64)],

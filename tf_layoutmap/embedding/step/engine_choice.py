@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tf_layoutmap import _strategies
+
 ENGINES = ("auto", "tpu", "host")
 
 
 def choose(engine: str, strategy: tf.distribute.Strategy) -> str:
-    """Returns `"tpu"` or `"host"`.
+    """Returns `"tpu"`, `"servers"` or `"host"`.
 
     Args:
-      engine: `"auto"`: the TPU under TPUStrategy, else the host.
+      engine: `"auto"`: the TPU under TPUStrategy, the servers under
+        ParameterServerStrategy, else the host.
       strategy: The one in scope.
 
     Raises:
@@ -28,6 +31,13 @@ def choose(engine: str, strategy: tf.distribute.Strategy) -> str:
             "Argument `engine` must be \"auto\" or \"tpu\" under TPUStrategy: "
             "a TPU's program cannot call the host engine. Received: "
             f"engine={engine!r}.")
+    if _strategies.on_servers(strategy):
+        if engine != "auto":
+            raise ValueError(
+                "Argument `engine` must be \"auto\" under "
+                "ParameterServerStrategy, where the tables are on its servers."
+                f" Received: engine={engine!r}.")
+        return "servers"
     if engine == "auto":
         return "tpu" if on_tpu else "host"
     return engine

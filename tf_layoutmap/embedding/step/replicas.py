@@ -18,6 +18,8 @@ class Replicas:
     Attributes:
       strategy: That strategy.
       num_replicas: Its replicas in sync.
+      has_processes: Whether other processes have replicas of a step, too.
+      is_on_servers: Whether the tables are on parameter servers.
     """
 
     def __init__(self):
@@ -34,6 +36,9 @@ class Replicas:
         # Whether other processes have replicas too.
         self.has_processes = isinstance(
             self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        # Whether workers take the steps, each its own.
+        self.is_on_servers = (
+            not self._is_default and _strategies.on_servers(self.strategy))
 
     def handled_by(self, replica: int) -> list[int]:
         """Returns the replicas whose steps a replica's calls carry out here.
@@ -61,13 +66,14 @@ class Replicas:
         Raises:
           RuntimeError: If the caller is a replica of another strategy.
         """
+        if self.is_on_servers:
+            return 0
         if _strategies.on_servers():
             raise RuntimeError(
                 "The engine of a TPUEmbedding is in the process that made it, "
                 "where steps that a ClusterCoordinator schedules on workers "
-                "cannot reach it. Take its steps outside of "
-                "ParameterServerStrategy, or use a tlm.ShardedVariable made "
-                "in `strategy.scope()`. Received: a step in the scope of "
+                "cannot reach it. Make it in `strategy.scope()`, and its "
+                "tables are on the servers. Received: a step in the scope of "
                 f"{type(tf.distribute.get_strategy()).__name__}.")
         context = tf.distribute.get_replica_context()
         if context is None:
@@ -109,6 +115,11 @@ class Replicas:
         Raises:
           ValueError: If `device` is not a device of the strategy.
         """
+        if self.is_on_servers:
+            raise ValueError(
+                "Argument `device` must be None under "
+                "ParameterServerStrategy, where a step is that of the worker "
+                f"that takes it. Received: device={device!r}.")
         if self.has_processes:
             raise ValueError(
                 "Argument `device` must be None under "
@@ -163,10 +174,10 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
     if not is_default and not isinstance(strategy, (
             tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy,
             tf.distribute.MultiWorkerMirroredStrategy)
-            ) and not engine_choice.is_tpu(strategy):
+            ) and not engine_choice.is_tpu(strategy) and (
+                not _strategies.on_servers(strategy)):
         raise NotImplementedError(
             "TPUEmbedding supports the default strategy, OneDeviceStrategy, "
-            "MirroredStrategy, MultiWorkerMirroredStrategy and TPUStrategy; "
-            "tables on parameter servers are a tlm.ShardedVariable or a "
-            "tlm.layers.ShardedEmbedding. Received: "
+            "MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy and "
+            "ParameterServerStrategy. Received: "
             f"{type(strategy).__name__}.")

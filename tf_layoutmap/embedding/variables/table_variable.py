@@ -7,6 +7,7 @@ embedding, to see its variables or to divide them: the creators are asked as
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ HOST = "/device:CPU:0"
 def create(
     table: config.TableSpec, name: str, initializer: Callable[..., Any],
     cut: partition.RowPartition, *, dim: int, trainable: bool,
-    dtype: str = "float32",
+    dtype: str = "float32", devices: Sequence[str] | None = None,
 ) -> Any:
     """Returns a variable of a table: its rows, or one of its slots.
 
@@ -37,6 +38,8 @@ def create(
       dim: Columns.
       trainable: Whether tapes watch it.
       dtype: How rows are stored. Creators are asked for float32.
+      devices: None for that of the caller, or of each shard, and no creators
+        are asked.
 
     Returns:
       A `tf.Variable`, or a `ShardedVariable` of contiguous blocks of rows.
@@ -46,7 +49,7 @@ def create(
     """
     shape = (table.num_rows, dim)
     bound = bind_shape(initializer, shape)
-    creators = _users_creators()
+    creators = _users_creators() if devices is None else []
 
     found = []
     for shard, part in enumerate(_names(name, cut.num_shards)):
@@ -56,7 +59,8 @@ def create(
         asked = value if cut.num_shards > 1 else _as_tensorflow_asks(
             initializer, shape)
         made = shards_of(_chain(creators, functools.partial(
-            _make, table, dtype, {id(asked): value}))(
+            _make, table, dtype, {id(asked): value},
+            None if devices is None else devices[shard]))(
                 initial_value=asked, trainable=trainable, name=part,
                 dtype=tf.float32,
                 shape=tf.TensorShape([cut.sizes[shard], dim])))
@@ -144,7 +148,7 @@ def _chain(creators, make):
     return make
 
 
-def _make(table, stored_as, values: dict[int, Any],
+def _make(table, stored_as, values: dict[int, Any], device: str | None,
           initial_value: Any = None, shape=None, name=None,
           trainable=None, **unused):
     """Makes a variable; what the first of all creators has for the next."""
@@ -158,9 +162,12 @@ def _make(table, stored_as, values: dict[int, Any],
             "A variable creator must give an initial value of the shape it "
             f"asks for, {tuple(shape)}. Received: {tuple(rows.shape)} (table "
             f"{table.name!r}).")
-    return _tf_private.ResourceVariable(
-        _in_dtype(table, rows, stored_as), trainable=trainable, name=name,
-        distribute_strategy=strategy_in_scope())
+    rows = _in_dtype(table, rows, stored_as)
+    # A device scope of None would undo that of the caller.
+    with tf.device(device) if device else contextlib.nullcontext():
+        return _tf_private.ResourceVariable(
+            rows, trainable=trainable, name=name,
+            distribute_strategy=strategy_in_scope())
 
 
 def _in_dtype(

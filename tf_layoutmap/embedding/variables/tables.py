@@ -32,9 +32,13 @@ ROUNDING_STEPS = "rounding_steps"
 
 Partitioner = Callable[..., Sequence[int]]
 
+# Of a table and how it is cut: the device of each shard.
+Place = Callable[[config.TableSpec, partition.RowPartition], Sequence[str]]
+
 
 def create_tables(
-    spec: config.EmbeddingSpec, partitioner: Partitioner | None,
+    spec: config.EmbeddingSpec, partitioner: Partitioner | None, *,
+    place: Place | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Creates the variables of all tables.
 
@@ -43,6 +47,8 @@ def create_tables(
       partitioner: None, or a callable as those of
         `tf.distribute.experimental.partitioners`: of `shape` and `dtype`,
         giving the number of shards of each axis.
+      place: None for the host, or what says where each shard is. First values
+        are drawn on the host in any case, and creators are not asked.
 
     Returns:
       `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
@@ -62,7 +68,7 @@ def create_tables(
     with tf.device(HOST), tf.name_scope(""):
         for table in spec.tables:
             num_shards = _num_shards(table, partitioner)
-            variables[table.name] = _create_table(table, num_shards)
+            variables[table.name] = _create_table(table, num_shards, place)
     return variables
 
 
@@ -90,11 +96,13 @@ def _num_shards(table: config.TableSpec, partitioner) -> int:
                else open_table.settings.num_buckets)
 
 
-def _create_table(table: config.TableSpec, num_shards: int):
+def _create_table(table: config.TableSpec, num_shards: int,
+                  place: Place | None):
     settings = table.vocabulary and table.vocabulary.settings
     cut = (partition.RowPartition.div(table.num_rows, num_shards)
            if settings is None else bucket_layout.row_partition(
                settings.num_buckets, num_shards))
+    devices = None if place is None else place(table, cut)
     # The engine trains a table that has an optimizer; a tape and a second
     # optimizer must not find it among the trainable variables.
     rows = table_variable.create(
@@ -102,13 +110,13 @@ def _create_table(table: config.TableSpec, num_shards: int):
         # Rows of an open table get their values with their keys.
         table.initializer if settings is None else tf.zeros_initializer(),
         cut, dim=table.dim, trainable=table.optimizer is None,
-        dtype=table.dtype)
+        dtype=table.dtype, devices=devices)
     variables = {PARAMETERS: rows}
     for slot in table.optimizer.slots if table.optimizer else ():
         variables[slot.name] = table_variable.create(
             table, f"{table.name}/{slot.name}",
             tf.constant_initializer(slot.initial_value), cut,
-            dim=slot.dim(table.dim), trainable=False)
+            dim=slot.dim(table.dim), trainable=False, devices=devices)
         table_variable.check_same_cut(table, rows, variables[slot.name])
     if table.is_half and table.optimizer is not None:
         variables[ROUNDING_STEPS] = _tf_private.ResourceVariable(

@@ -1,7 +1,7 @@
 // The engine behind a resource handle, and what its kernels share.
 
-#ifndef TF_LAYOUTMAP_KERNELS_ENGINE_RESOURCE_H_
-#define TF_LAYOUTMAP_KERNELS_ENGINE_RESOURCE_H_
+#ifndef TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_
+#define TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -131,4 +131,4 @@ tensorflow::DataType HalfDtype(const TableSpec& table);
 
 }  // namespace layoutmap
 
-#endif  // TF_LAYOUTMAP_KERNELS_ENGINE_RESOURCE_H_
+#endif  // TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "cc/core/engine/step.h"
 #include "cc/core/engine/token_steps.h"
-#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"

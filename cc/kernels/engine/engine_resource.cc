@@ -1,4 +1,4 @@
-#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/engine/engine_resource.h"
 
 #include <cstddef>
 #include <cstdint>

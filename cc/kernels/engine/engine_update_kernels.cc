@@ -15,7 +15,7 @@
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
-#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/op_kernel.h"

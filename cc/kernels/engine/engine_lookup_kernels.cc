@@ -3,21 +3,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
-#include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/lookup.h"
 #include "cc/core/tables/sharded_view.h"
-#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/engine/batch_inputs.h"
+#include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -36,146 +38,50 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// An op with the ids of a batch.
-class BatchOp : public EngineOp {
- public:
-  explicit BatchOp(OpKernelConstruction* ctx) : EngineOp(ctx) {
-    tensorflow::DataType id_type;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tids", &id_type));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("packed", &is_packed_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mark", &mark_));
-    OP_REQUIRES(ctx, !is_packed_ || id_type == tensorflow::DT_INT64,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "The ids of a packed batch must be int64. Received: ",
-                    tensorflow::DataTypeString(id_type))));
-  }
-
- protected:
-  bool is_packed() const { return is_packed_; }
-
-  absl::Status ReadPackedInput(OpKernelContext* ctx, PackedInput* input) const {
-    OpInputList ids, weights;
-    const Tensor* num_samples;
-    TF_RETURN_IF_ERROR(GetInput(ctx, "num_samples", 1, &num_samples));
-    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
-    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
-    if (ids.size() != 1 || ids[0].dims() != 2 ||
-        num_samples->NumElements() != 1 ||
-        num_samples->vec<int64_t>()(0) != ids[0].dim_size(0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "A packed batch must be one matrix `ids` with a row for each sample. "
-          "Received: ",
-          ids.size(), " tensors, of shape ", ids[0].shape().DebugString(),
-          ", `num_samples` ", num_samples->DebugString()));
-    }
-    input->mark = mark_;
-    input->ids = {ids[0].flat<int64_t>().data(), ids[0].dim_size(0),
-                  ids[0].dim_size(1)};
-    if (weights[0].dims() == 1 && weights[0].NumElements() == 0) {
-      return absl::OkStatus();
-    }
-    TF_RETURN_IF_ERROR(CheckRank("weights", weights[0], 2));
-    input->weights = {weights[0].flat<float>().data(), weights[0].dim_size(0),
-                      weights[0].dim_size(1)};
-    return absl::OkStatus();
-  }
-
-  template <typename Tid>
-  static absl::Status ReadFeatures(OpKernelContext* ctx,
-                                   std::vector<FeatureInput<Tid>>* features) {
-    const Tensor* num_samples;
-    OpInputList ids, splits, weights;
-    TF_RETURN_IF_ERROR(ctx->input("num_samples", &num_samples));
-    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
-    TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));
-    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
-    if (num_samples->shape() != TensorShape({ids.size()})) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "`num_samples` must be one per feature, [", ids.size(),
-          "]. Received: shape ", num_samples->shape().DebugString()));
-    }
-    features->resize(ids.size());
-    for (int f = 0; f < ids.size(); ++f) {
-      TF_RETURN_IF_ERROR(CheckRank("ids", ids[f], 1));
-      TF_RETURN_IF_ERROR(CheckRank("weights", weights[f], 1));
-      TF_RETURN_IF_ERROR(CheckSplits(splits[f]));
-      FeatureInput<Tid>& feature = (*features)[f];
-      feature.ids = View<Tid>(ids[f]);
-      feature.splits = View<int64_t>(splits[f]);
-      feature.form = FormOf(splits[f]);
-      feature.num_samples = num_samples->vec<int64_t>()(f);
-      feature.weights = View<float>(weights[f]);
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  static absl::Status CheckSplits(const Tensor& splits) {
-    if (splits.dims() == 1) return absl::OkStatus();
-    if (splits.dims() == 2 && splits.dim_size(1) == 2) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "`splits` must be row_splits of rank 1, or indices [num_ids, 2]. "
-        "Received: shape ",
-        splits.shape().DebugString()));
-  }
-
-  static Form FormOf(const Tensor& splits) {
-    if (splits.dims() == 2) return Form::kSparse;
-    return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
-  }
-
-  bool is_packed_;
-  int64_t mark_;
-};
-
 template <typename Tid>
-class EnqueueStepOp : public BatchOp {
+class EnqueueStepOp : public EngineOp {
  public:
-  using BatchOp::BatchOp;
+  explicit EnqueueStepOp(OpKernelConstruction* ctx) : EngineOp(ctx) {
+    OP_REQUIRES_OK(ctx, inputs_.Read(ctx));
+  }
 
   absl::Status RunOn(OpKernelContext* ctx, EngineResource& engine,
                      int32_t replica) override {
     bool training;
     TF_RETURN_IF_ERROR(GetScalar(ctx, "training", &training));
-    if (is_packed()) {
-      PackedInput input;
-      TF_RETURN_IF_ERROR(ReadPackedInput(ctx, &input));
-      return ToTf(engine.engine().Enqueue(replica, training, input,
-                                          TfParallelFor(ctx)));
-    }
-    std::vector<FeatureInput<Tid>> features;
-    TF_RETURN_IF_ERROR(BatchOp::ReadFeatures(ctx, &features));
-    return ToTf(engine.engine().Enqueue(replica, training, features,
-                                        TfParallelFor(ctx)));
+    std::shared_ptr<const Batch> batch;
+    Status made;
+    TF_RETURN_IF_ERROR(
+        inputs_.MakeBatch<Tid>(ctx, engine.engine(), &batch, &made));
+    return ToTf(engine.engine().EnqueueBatch(
+        replica, training, made, std::move(batch), TfParallelFor(ctx)));
   }
+
+ private:
+  BatchInputs inputs_;
 };
 
 template <typename Tid>
-class OpenStepOp : public BatchOp {
+class OpenStepOp : public EngineOp {
  public:
-  using BatchOp::BatchOp;
+  explicit OpenStepOp(OpKernelConstruction* ctx) : EngineOp(ctx) {
+    OP_REQUIRES_OK(ctx, inputs_.Read(ctx));
+  }
 
   absl::Status RunOn(OpKernelContext* ctx, EngineResource& engine,
                      int32_t replica) override {
     std::shared_ptr<const Batch> batch;
     int64_t token;
-    TF_RETURN_IF_ERROR(MakeBatch(ctx, engine.engine(), &batch));
+    Status made;
+    TF_RETURN_IF_ERROR(
+        inputs_.MakeBatch<Tid>(ctx, engine.engine(), &batch, &made));
+    TF_RETURN_IF_ERROR(ToTf(made));
     TF_RETURN_IF_ERROR(ToTf(engine.tokens().Open(replica, batch, &token)));
     return SetScalar(ctx, "token", token);
   }
 
  private:
-  absl::Status MakeBatch(OpKernelContext* ctx, const HostEngine& engine,
-                         std::shared_ptr<const Batch>* batch) const {
-    if (is_packed()) {
-      PackedInput input;
-      TF_RETURN_IF_ERROR(ReadPackedInput(ctx, &input));
-      return ToTf(engine.MakeBatch(input, TfParallelFor(ctx), batch));
-    }
-    std::vector<FeatureInput<Tid>> features;
-    TF_RETURN_IF_ERROR(BatchOp::ReadFeatures(ctx, &features));
-    return ToTf(engine.MakeBatch(features, TfParallelFor(ctx), batch));
-  }
+  BatchInputs inputs_;
 };
 
 // An op that looks a batch up.

@@ -1,0 +1,86 @@
+#include "cc/core/servers/applied_closures.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cc/core/base/status.h"
+
+namespace layoutmap {
+
+using std::to_string;
+
+namespace {
+
+// Far from where sums of them would wrap around.
+constexpr int64_t kMostClosures = int64_t{1} << 60;
+
+}  // namespace
+
+Status AppliedClosures::Check(const ClosureToken& token,
+                              bool* is_repeated) const {
+  *is_repeated = false;
+  for (int64_t i = 0; i < kNumCounts; ++i) {
+    if (state_[i] >= 0 && state_[i] <= kMostClosures) continue;
+    return InvalidArgument(
+        "The state of applied closures must start as zeros. Received: " +
+        to_string(state_[i]) + " at place " + to_string(i));
+  }
+  if (!token.has_number()) return Status();
+  const int64_t epoch = state_[0], base = state_[1];
+  if (token.epoch < 1 || token.epoch > kMostClosures ||
+      token.number > kMostClosures) {
+    return InvalidArgument(
+        "The token of a closure must have an epoch of 1 or more and a number "
+        "of "
+        "0 or more, of 2^60 at most. Received: epoch " +
+        to_string(token.epoch) + ", number " + to_string(token.number));
+  }
+  if (token.epoch < epoch) {
+    return FailedPrecondition(
+        "Closure " + to_string(token.number) + " of epoch " +
+        to_string(token.epoch) + " comes after epoch " + to_string(epoch) +
+        " has begun: it was given up, and is not applied");
+  }
+  const bool is_new_epoch = token.epoch > epoch;
+  const int64_t first = is_new_epoch ? 0 : base;
+  if (token.number >= first + kWindow) {
+    return FailedPrecondition(
+        "Closure " + to_string(token.number) + " comes while closure " +
+        to_string(first) + " is not applied yet: at most " +
+        to_string(kWindow) + " may be under way. Schedule fewer at a time");
+  }
+  if (is_new_epoch) return Status();
+  if (Has(token.number)) {
+    *is_repeated = true;
+    if (token.attempt != 0 && attempt_at(token.number) == token.attempt) {
+      return FailedPrecondition(
+          "Closure " + to_string(token.number) +
+          " has applied gradients of this embedding already, and may do so "
+          "once: let a step take one batch, and run more steps");
+    }
+  } else {
+    *is_repeated = token.number < base;
+  }
+  return Status();
+}
+
+void AppliedClosures::Apply(const ClosureToken& token, int64_t version) {
+  // A version comes from outside: of one that cannot be, no difference.
+  const bool is_known = version >= 0 && version <= num_updates();
+  const int64_t staleness = is_known ? num_updates() - version : 0;
+  state_[3] += staleness;
+  state_[4] = std::max(state_[4], staleness);
+  ++state_[2];
+  if (!token.has_number()) return;
+  if (token.epoch > state_[0]) {
+    state_[0] = token.epoch;
+    state_[1] = 0;
+    std::fill(state_.begin() + kNumCounts, state_.end(), 0);
+  }
+  number_at(token.number) = token.number + 1;
+  attempt_at(token.number) = token.attempt;
+  while (Has(state_[1])) ++state_[1];
+}
+
+}  // namespace layoutmap

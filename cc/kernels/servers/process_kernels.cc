@@ -1,0 +1,29 @@
+// What a process of a cluster says of itself.
+
+#include <cstdlib>
+
+#include "cc/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/platform/tstring.h"
+
+namespace layoutmap {
+namespace {
+
+class DescribeProcessOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(tensorflow::OpKernelContext* ctx) override {
+    // Set by tf_layoutmap/_ops.py, when it has loaded this library.
+    const char* found = std::getenv("TF_LAYOUTMAP_PROCESS");
+    OP_REQUIRES_OK(
+        ctx, SetScalar(ctx, "description",
+                       tensorflow::tstring(found == nullptr ? "{}" : found)));
+  }
+};
+
+LM_REGISTER_KERNEL("DescribeProcess", DescribeProcessOp);
+
+}  // namespace
+}  // namespace layoutmap

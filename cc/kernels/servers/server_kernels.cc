@@ -1,0 +1,327 @@
+// What a server does in a step: one read, one update, of all its tables.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/views.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/servers/applied_closures.h"
+#include "cc/core/servers/messages.h"
+#include "cc/core/servers/pieces.h"
+#include "cc/core/simd/row_kernels.h"
+#include "cc/core/tables/sharded_view.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::OpInputList;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+constexpr char kApplied[] = "(closures applied)";
+
+DataType DtypeOf(const Piece& piece) {
+  switch (piece.row_type) {
+    case RowType::kBfloat16:
+      return tensorflow::DT_BFLOAT16;
+    case RowType::kFloat16:
+      return tensorflow::DT_HALF;
+    case RowType::kFloat32:
+      return tensorflow::DT_FLOAT;
+  }
+  return tensorflow::DT_FLOAT;
+}
+
+// The partition of rows that are all in one shard.
+absl::Status OneShard(int64_t num_rows, RowPartition* partition) {
+  const std::vector<int64_t> offsets = {0, num_rows};
+  return ToTf(RowPartition::Make(Placement::kDiv, Span<const int64_t>(offsets),
+                                 partition));
+}
+
+// An op on all shards of a server.
+class PiecesOp : public Kernel {
+ public:
+  explicit PiecesOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadPieces(ctx));
+    OP_REQUIRES_OK(ctx, OneShard(AppliedClosures::kSize, &applied_partition_));
+  }
+
+ protected:
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  std::vector<Piece>* mutable_pieces() { return &pieces_; }
+  const RowPartition& applied_partition() const { return applied_partition_; }
+
+  // One value of a list attr for each shard.
+  template <typename T>
+  absl::Status GetList(OpKernelConstruction* ctx, const char* name,
+                       std::vector<T>* values) const {
+    TF_RETURN_IF_ERROR(ctx->GetAttr(name, values));
+    if (values->size() == pieces_.size()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", name, "` must have one value for each of ",
+                     pieces_.size(), " shards. Received: ", values->size()));
+  }
+
+  // The rows of a request, and the partition of each shard's own rows.
+  absl::Status ReadRequest(const LockedShards& shards,
+                           Span<const uint32_t> words,
+                           std::vector<RowPartition>* partitions,
+                           std::vector<Span<const uint32_t>>* rows) const {
+    std::vector<PieceSize> sizes;
+    partitions->resize(pieces_.size());
+    for (size_t p = 0; p < pieces_.size(); ++p) {
+      int64_t num_rows;
+      TF_RETURN_IF_ERROR(
+          shards.NumRows(static_cast<int>(p), pieces_[p].table, &num_rows));
+      TF_RETURN_IF_ERROR(OneShard(num_rows, &(*partitions)[p]));
+      sizes.push_back({pieces_[p].table, num_rows});
+    }
+    return ToTf(ReadRows(words, sizes, rows));
+  }
+
+ private:
+  absl::Status ReadPieces(OpKernelConstruction* ctx) {
+    int32_t num_shards;
+    std::vector<std::string> tables;
+    std::vector<int64_t> dims;
+    std::vector<DataType> dtypes;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("num_shards", &num_shards));
+    pieces_.resize(num_shards);
+    TF_RETURN_IF_ERROR(GetList(ctx, "tables", &tables));
+    TF_RETURN_IF_ERROR(GetList(ctx, "dims", &dims));
+    TF_RETURN_IF_ERROR(GetList(ctx, "dtypes", &dtypes));
+    for (size_t p = 0; p < pieces_.size(); ++p) {
+      if (dims[p] < 1) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("`dims` must be 1 or more. Received: ", dims[p],
+                         " (table '", tables[p], "')"));
+      }
+      pieces_[p].table = tables[p];
+      pieces_[p].dim = dims[p];
+      pieces_[p].row_type =
+          dtypes[p] == tensorflow::DT_BFLOAT16 ? RowType::kBfloat16
+          : dtypes[p] == tensorflow::DT_HALF   ? RowType::kFloat16
+                                               : RowType::kFloat32;
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<Piece> pieces_;
+  RowPartition applied_partition_;
+};
+
+class FetchRowsOp : public PiecesOp {
+ public:
+  using PiecesOp::PiecesOp;
+
+  void Run(OpKernelContext* ctx) override {
+    const Tensor* request;
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "request", 1, &request));
+    LockedShards shards;
+    OP_REQUIRES_OK(ctx, shards.Lock(ctx, {"shards", "applied"},
+                                    LockedShards::Mode::kShared));
+    const int num_shards = static_cast<int>(pieces().size());
+    std::vector<RowPartition> partitions;
+    std::vector<Span<const uint32_t>> rows;
+    OP_REQUIRES_OK(
+        ctx, ReadRequest(shards, View<uint32_t>(*request), &partitions, &rows));
+    ShardedView<const int64_t> applied;
+    OP_REQUIRES_OK(ctx, shards.View(num_shards, kApplied, applied_partition(),
+                                    {}, &applied, tensorflow::DT_INT64));
+    std::vector<PieceRead> reads(num_shards);
+    for (int p = 0; p < num_shards; ++p) {
+      const Piece& piece = pieces()[p];
+      reads[p].row_type = piece.row_type;
+      reads[p].rows = rows[p];
+      if (piece.row_type == RowType::kFloat32) {
+        OP_REQUIRES_OK(ctx, shards.View(p, piece.table, partitions[p],
+                                        {piece.dim}, &reads[p].table));
+      } else {
+        OP_REQUIRES_OK(ctx,
+                       shards.View(p, piece.table, partitions[p], {piece.dim},
+                                   &reads[p].half_table, DtypeOf(piece)));
+      }
+    }
+    Tensor* fetched = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(
+                 "fetched", TensorShape({kFetchedHeader + NumValues(reads)}),
+                 &fetched));
+    float* const out = fetched->flat<float>().data();
+    WriteNumUpdates(AppliedClosures::NumUpdates(
+                        {applied.shards[0], applied_partition().num_rows()}),
+                    out);
+    FetchRows(reads, RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
+              out + kFetchedHeader);
+  }
+};
+
+class ApplyRowsOp : public PiecesOp {
+ public:
+  explicit ApplyRowsOp(OpKernelConstruction* ctx) : PiecesOp(ctx) {
+    if (ctx->status().ok()) OP_REQUIRES_OK(ctx, ReadRules(ctx));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    bool is_new;
+    OP_REQUIRES_OK(ctx, ApplyOnce(ctx, &is_new));
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "is_new", is_new));
+  }
+
+ private:
+  absl::Status ReadRules(OpKernelConstruction* ctx) {
+    std::vector<int64_t> numbers, first_rows, num_hyperparameters;
+    std::vector<std::string> optimizers;
+    int64_t seed;
+    TF_RETURN_IF_ERROR(GetList(ctx, "table_numbers", &numbers));
+    TF_RETURN_IF_ERROR(GetList(ctx, "first_rows", &first_rows));
+    TF_RETURN_IF_ERROR(GetList(ctx, "optimizers", &optimizers));
+    TF_RETURN_IF_ERROR(
+        GetList(ctx, "num_hyperparameters", &num_hyperparameters));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("rounding_seed", &seed));
+    rounding_seed_ = static_cast<uint64_t>(seed);
+    for (size_t p = 0; p < pieces().size(); ++p) {
+      Piece& piece = (*mutable_pieces())[p];
+      piece.table_number = numbers[p];
+      piece.first_row = first_rows[p];
+      piece.num_hyperparameters = num_hyperparameters[p];
+      TF_RETURN_IF_ERROR(ToTf(ParseOptimizer(optimizers[p], &piece.optimizer)));
+      if (num_hyperparameters[p] >= 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("`num_hyperparameters` must not be negative. Received: ",
+                       num_hyperparameters[p], " (table '", piece.table, "')"));
+    }
+    return absl::OkStatus();
+  }
+
+  // All checks come first: a request that is refused has changed nothing.
+  absl::Status ApplyOnce(OpKernelContext* ctx, bool* is_new) const {
+    const Tensor* request;
+    const Tensor* values;
+    TF_RETURN_IF_ERROR(GetInput(ctx, "request", 1, &request));
+    TF_RETURN_IF_ERROR(GetInput(ctx, "values", 1, &values));
+    ApplyHeader header;
+    Span<const uint32_t> words;
+    TF_RETURN_IF_ERROR(
+        ToTf(ReadHeader(View<uint32_t>(*request), &header, &words)));
+    LockedShards shards;
+    TF_RETURN_IF_ERROR(
+        shards.Lock(ctx, {"shards", "slots", "rounding_steps", "applied"},
+                    LockedShards::Mode::kExclusive));
+    TF_RETURN_IF_ERROR(CheckVariables(ctx, shards));
+
+    std::vector<RowPartition> partitions;
+    std::vector<Span<const uint32_t>> rows;
+    TF_RETURN_IF_ERROR(ReadRequest(shards, words, &partitions, &rows));
+    ShardedView<int64_t> applied;
+    TF_RETURN_IF_ERROR(shards.MutableView(ctx, shards.size() - 1, kApplied,
+                                          applied_partition(), {}, &applied,
+                                          tensorflow::DT_INT64));
+    AppliedClosures closures(
+        {applied.shards[0], applied_partition().num_rows()});
+    bool is_repeated;
+    TF_RETURN_IF_ERROR(ToTf(closures.Check(header.token, &is_repeated)));
+
+    std::vector<PieceUpdate> updates(pieces().size());
+    for (size_t p = 0; p < updates.size(); ++p) updates[p].rows = rows[p];
+    TF_RETURN_IF_ERROR(
+        ToTf(ReadValues(pieces(), View<float>(*values), &updates)));
+    *is_new = !is_repeated;
+    if (is_repeated) {
+      closures.Repeat();
+      return absl::OkStatus();
+    }
+    std::vector<int64_t*> counts;
+    TF_RETURN_IF_ERROR(MakeViews(ctx, partitions, &shards, &updates, &counts));
+    ApplyUpdates(pieces(), updates, rounding_seed_,
+                 RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
+    for (int64_t* count : counts) ++*count;
+    closures.Apply(header.token, header.num_updates);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckVariables(OpKernelContext* ctx,
+                              const LockedShards& shards) const {
+    OpInputList slots, counts;
+    TF_RETURN_IF_ERROR(ctx->input_list("slots", &slots));
+    TF_RETURN_IF_ERROR(ctx->input_list("rounding_steps", &counts));
+    int num_slots = 0, num_counts = 0;
+    for (const Piece& piece : pieces()) {
+      num_slots += NumSlots(piece.optimizer);
+      num_counts += HasCount(piece);
+    }
+    constexpr char kNeeds[] = "The shards on this server need";
+    TF_RETURN_IF_ERROR(
+        CheckNumVariables(kNeeds, "slots", num_slots, slots.size()));
+    return CheckNumVariables(kNeeds, "rounding_steps", num_counts,
+                             counts.size());
+  }
+
+  static bool HasCount(const Piece& piece) {
+    return piece.row_type != RowType::kFloat32 &&
+           piece.optimizer != Optimizer::kNone;
+  }
+
+  absl::Status MakeViews(OpKernelContext* ctx,
+                         const std::vector<RowPartition>& partitions,
+                         LockedShards* shards,
+                         std::vector<PieceUpdate>* updates,
+                         std::vector<int64_t*>* counts) const {
+    int next = static_cast<int>(pieces().size());
+    for (size_t p = 0; p < updates->size(); ++p) {
+      const Piece& piece = pieces()[p];
+      PieceUpdate& update = (*updates)[p];
+      const int i = static_cast<int>(p);
+      if (piece.row_type == RowType::kFloat32) {
+        TF_RETURN_IF_ERROR(shards->MutableView(
+            ctx, i, piece.table, partitions[p], {piece.dim}, &update.table));
+      } else {
+        TF_RETURN_IF_ERROR(
+            shards->MutableView(ctx, i, piece.table, partitions[p], {piece.dim},
+                                &update.half_table, DtypeOf(piece)));
+      }
+      update.slots.resize(NumSlots(piece.optimizer));
+      for (size_t j = 0; j < update.slots.size(); ++j) {
+        const int64_t dim =
+            SlotDim(piece.optimizer, static_cast<int>(j), piece.dim);
+        TF_RETURN_IF_ERROR(
+            shards->MutableView(ctx, next++, piece.table + " (slot variable)",
+                                partitions[p], {dim}, &update.slots[j]));
+      }
+    }
+    for (size_t p = 0; p < updates->size(); ++p) {
+      if (!HasCount(pieces()[p])) continue;
+      int64_t* count;
+      TF_RETURN_IF_ERROR(
+          shards->MutableCount(ctx, next++, pieces()[p].table, &count));
+      (*updates)[p].num_updates = static_cast<uint64_t>(*count);
+      counts->push_back(count);
+    }
+    return absl::OkStatus();
+  }
+
+  uint64_t rounding_seed_ = 0;
+};
+
+LM_REGISTER_KERNEL("FetchRows", FetchRowsOp);
+LM_REGISTER_KERNEL("ApplyRows", ApplyRowsOp);
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,194 @@
+// Steps over parameter servers. docs/ops.md has the contract in one table.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cc/ops/ports.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ScalarShape;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status SetVectors(InferenceContext* c, const char* name, int count) {
+  return c->set_output(
+      name, std::vector<ShapeHandle>(count,
+                                     c->Vector(InferenceContext::kUnknownDim)));
+}
+
+REGISTER_OP("LayoutMap>PlanStep")
+    .Input("ids: num_inputs * Tids")
+    .Input("splits: num_inputs * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_inputs * float")
+    .Output("plan: variant")
+    .Output("requests: num_servers * uint32")
+    .Attr("num_inputs: int >= 1")
+    .Attr("Tids: {int32, int64}")
+    .Attr("packed: bool = false")
+    .Attr("mark: int = 0")
+    .Attr("num_servers: int >= 1")
+    .Attr("shard_servers: list(int)")
+    .Attr("table_names: list(string)")
+    .Attr("table_num_rows: list(int)")
+    .Attr("table_dims: list(int)")
+    .Attr("table_num_shards: list(int)")
+    .Attr("table_placements: list(string)")
+    .Attr("table_offsets: list(int)")
+    .Attr("table_optimizers: list(string)")
+    .Attr("feature_names: list(string)")
+    .Attr("feature_tables: list(int)")
+    .Attr("feature_combiners: list(string)")
+    .Attr("feature_max_sequence_lengths: list(int)")
+    .Attr("table_num_buckets: list(int) = []")
+    .Attr("table_limits: list(float) = []")
+    .Attr("table_dtypes: list({float, bfloat16, half}) = []")
+    .Attr("rounding_seed: int = 0")
+    .Attr("out_of_range: {'error', 'drop', 'clip'} = 'error'")
+    .SetIsStateful()  // Neither folded nor left out: it refuses bad ids.
+    .SetShapeFn([](InferenceContext* c) {
+      int32_t num_servers;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_servers", &num_servers));
+      TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
+      return SetVectors(c, "requests", num_servers);
+    })
+    .Doc(R"doc(
+Checks a batch and finds which rows of which server it needs.
+
+ids, splits, num_samples, weights: As of `EnqueueStep`.
+plan: What the other ops of the step take, on the same device.
+requests: By server, the number of rows of each shard there, by table and then
+  by shard, and the rows, numbered in their shard and ascending.
+shard_servers: Of all shards of the first table, then those of the second, and
+  so on, the server that each is on.
+)doc");
+
+REGISTER_OP("LayoutMap>FetchRows")
+    .Input("shards: num_shards * resource")
+    .Input("applied: resource")
+    .Input("request: uint32")
+    .Output("fetched: float")
+    .Attr("num_shards: int >= 1")
+    .Attr("tables: list(string)")
+    .Attr("dims: list(int)")
+    .Attr("dtypes: list({float, bfloat16, half})")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      return SetShape(c, "fetched", c->Vector(InferenceContext::kUnknownDim));
+    })
+    .Doc(R"doc(
+Reads rows of all shards on a server.
+
+shards: All shards on this server, by table, then by shard.
+applied: The int64 variable [2054] of `ApplyRows`.
+request: As of `PlanStep`.
+fetched: The number of updates so far, as the bits of two floats, and the rows
+  of all shards after each other, as floats.
+tables: Of each shard, the name of its table, for messages.
+dims: Of each shard, the columns of its table.
+dtypes: Of each shard, how its rows are stored.
+)doc");
+
+REGISTER_OP("LayoutMap>CombineRows")
+    .Input("plan: variant")
+    .Input("fetched: num_servers * float")
+    .Output("activations: num_features * float")
+    .Attr("num_servers: int >= 1")
+    .Attr("num_features: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("max_sequence_lengths: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> dims, lengths;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      TF_RETURN_IF_ERROR(c->GetAttr("max_sequence_lengths", &lengths));
+      return SetActivationShapes(c, dims, lengths);
+    })
+    .Doc(R"doc(
+Looks a batch up in the rows that were fetched for it.
+
+plan: Of `PlanStep`.
+fetched: By server, of `FetchRows`.
+activations: As of `DequeueStep`.
+)doc");
+
+REGISTER_OP("LayoutMap>FoldGradients")
+    .Input("plan: variant")
+    .Input("fetched: num_servers * float")
+    .Input("gradients: num_features * float")
+    .Input("hyperparameters: num_tables * float")
+    .Input("token: int64")
+    .Output("requests: num_servers * uint32")
+    .Output("values: num_servers * float")
+    .Attr("num_servers: int >= 1")
+    .Attr("num_features: int >= 1")
+    .Attr("num_tables: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      int32_t num_servers;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_servers", &num_servers));
+      TF_RETURN_IF_ERROR(SetVectors(c, "requests", num_servers));
+      return SetVectors(c, "values", num_servers);
+    })
+    .Doc(R"doc(
+Sums the gradients of each unique row of a batch.
+
+plan: Of `PlanStep`.
+fetched: By server, of `FetchRows`.
+gradients: Shaped like the activations.
+hyperparameters: By table, as its optimizer orders them.
+token: [3]: epoch, number and attempt of the closure; number -1 for none.
+requests: By server: epoch, number, attempt and the number of updates when the
+  rows were fetched, as two words each, the lower first; then the number of rows
+  of each shard, and the rows. A row comes once, or where a rule takes one step
+  per contribution, once for each.
+values: By server: the hyperparameters of its shards, and a gradient for each
+  row.
+)doc");
+
+REGISTER_OP("LayoutMap>ApplyRows")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Input("rounding_steps: num_half_shards * resource")
+    .Input("applied: resource")
+    .Input("request: uint32")
+    .Input("values: float")
+    .Output("is_new: bool")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("num_half_shards: int >= 0")
+    .Attr("tables: list(string)")
+    .Attr("table_numbers: list(int)")
+    .Attr("first_rows: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("dtypes: list({float, bfloat16, half})")
+    .Attr("optimizers: list(string)")
+    .Attr("num_hyperparameters: list(int)")
+    .Attr("rounding_seed: int = 0")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape)
+    .Doc(R"doc(
+Updates rows of all shards on a server, once for each closure.
+
+shards: All shards on this server, by table, then by shard.
+slots: Shard by shard, one slot variable after the other.
+rounding_steps: Of each shard with 16-bit rows, the int64 that counts its
+  updates.
+applied: Which closures were applied, an int64 variable [2054] that starts as
+  zeros: epoch, the number below which all were applied, updates so far, sum and
+  maximum of the updates between a fetch and its apply, closures that came
+  again; then number + 1 and attempt of each of 1,024 closures.
+request, values: Of `FoldGradients`.
+is_new: False if the closure had been applied, and nothing has changed.
+table_numbers: Of each shard, the place of its table among all tables.
+first_rows: Of each shard, its first row in its table.
+num_hyperparameters: Of each shard, those of its optimizer.
+rounding_seed: As of `CreateHostEngine`.
+)doc");
+
+}  // namespace
+}  // namespace layoutmap

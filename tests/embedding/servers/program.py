@@ -1,0 +1,512 @@
+"""Embeddings over servers beside the host engine; test_steps.py starts it.
+
+    python -m tests.embedding.servers.program NUM_SERVERS FOLDER [FROM]
+
+Prints a line of JSON: what each case gave, or its error. Writes a checkpoint
+to FOLDER; FROM is one that another number of servers has written.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+from tests.embedding.servers import cluster  # isort: skip
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tf_layoutmap.embedding.servers import closures
+
+tpu = tf.tpu.experimental.embedding
+NUM_STEPS = 3
+PARTITIONER = tlm.partitioners.FixedShardsPartitioner(3)
+
+OPTIMIZERS = {
+    "sgd": lambda: tpu.SGD(0.3),
+    "sgd_contributions": lambda: tpu.SGD(
+        0.3, use_gradient_accumulation=False, clip_weight_max=0.9),
+    "adagrad": lambda: tpu.Adagrad(0.3, clipvalue=0.5),
+    "adagrad_contributions": lambda: tpu.Adagrad(
+        0.3, use_gradient_accumulation=False, weight_decay_factor=0.1),
+    "adagrad_momentum": lambda: tpu.AdagradMomentum(
+        0.3, momentum=0.9, use_nesterov=True),
+    "adam": lambda: tpu.Adam(0.3),
+    "adam_all_rows": lambda: tpu.Adam(0.3, lazy_adam=False),
+    "ftrl": lambda: tpu.FTRL(0.3, l1_regularization_strength=0.01),
+    "rowwise_adagrad": lambda: tlm.optimizers.RowwiseAdagrad(0.3),
+    "lamb": lambda: tlm.optimizers.LAMB(0.3),
+    "dynamic": lambda: tpu.SGD(lambda: tf.constant(0.25)),
+}
+
+
+def table(name, num_rows, dim, combiner):
+    rows = np.random.default_rng(dim).uniform(
+        -1, 1, [num_rows, dim]).astype(np.float32)
+
+    def initializer(shape, shard_info=None, dtype=None):
+        del shape, dtype
+        first = shard_info.offset[0]
+        return rows[first:first + shard_info.shape[0]]
+
+    return tpu.TableConfig(num_rows, dim, initializer=initializer,
+                           combiner=combiner, name=name)
+
+
+def embedding(optimizer, **options):
+    ads, words = table("ads", 11, 4, "mean"), table("words", 7, 3, "sum")
+    return tlm.TPUEmbedding(
+        {"clicked": tpu.FeatureConfig(ads, name="clicked"),
+         "shown": tpu.FeatureConfig(ads, name="shown"),
+         "text": tpu.FeatureConfig(words, max_sequence_length=2, name="text"),
+         "bag": tpu.FeatureConfig(words, name="bag")},
+        optimizer, partitioner=PARTITIONER, rounding_seed=5, **options)
+
+
+def batch(step):
+    random = np.random.default_rng(step)
+    num_samples = 3
+
+    def ragged(num_rows):
+        sizes = random.integers(0, 5, num_samples)
+        return tf.RaggedTensor.from_row_lengths(
+            random.integers(0, num_rows, sizes.sum()), sizes)
+
+    clicked = ragged(11)
+    weights = clicked.with_values(tf.constant(
+        random.uniform(0.5, 2, clicked.flat_values.shape[0]), tf.float32))
+    ids = {"clicked": clicked,
+           "shown": tf.constant(random.integers(0, 11, [num_samples])),
+           "text": ragged(7), "bag": ragged(7).to_sparse()}
+    return ids, weights
+
+
+def gradients(activations):
+    """Made of the activations, so that they must be right, too."""
+    return {name: tf.sin(7 * one) for name, one in activations.items()}
+
+
+def step_of(one):
+    @tf.function(reduce_retracing=True)
+    def step(ids, weights):
+        one.enqueue(ids, {"clicked": weights, "shown": None, "text": None,
+                          "bag": None})
+        activations = one.dequeue()
+        one.apply_gradients(gradients(activations))
+        return activations
+
+    return step
+
+
+def values(one):
+    found = {}
+    for config, rows in one.embedding_tables.items():
+        found[config.name] = rows.numpy().tobytes()
+    for config, slots in one.slot_variables.items():
+        for name, slot in slots.items():
+            found[f"{config.name}/{name}"] = slot.numpy().tobytes()
+    return found
+
+
+def differences(ours, host):
+    return [name for name in ours if ours[name] != host[name]]
+
+
+def on_host(make):
+    """What is made outside of the strategy."""
+    return make()
+
+
+def trained(strategy, coordinator, optimizer, **options):
+    """The embedding over servers and on the host, after the same steps."""
+    host = embedding(OPTIMIZERS[optimizer](), **options)
+    with strategy.scope():
+        ours = embedding(OPTIMIZERS[optimizer](), **options)
+    steps = step_of(ours), step_of(host)
+    wrong = []
+    for number in range(NUM_STEPS):
+        future = coordinator.schedule(steps[0], args=batch(number))
+        expected = steps[1](*batch(number))
+        coordinator.join()
+        for name, one in future.fetch().items():
+            if np.asarray(one).tobytes() != expected[name].numpy().tobytes():
+                wrong.append(f"activation {name}, step {number}")
+    return ours, host, wrong + differences(values(ours), values(host))
+
+
+def optimizer_cases():
+    def case(name):
+        return lambda *cluster: trained(*cluster, name)[2]
+    return {f"optimizer {name}": case(name) for name in OPTIMIZERS}
+
+
+def quantized(strategy, coordinator):
+    def features():
+        rows = table("rows", 9, 4, "sum")
+        rows.quantization_config = tpu.QuantizationConfig(
+            num_buckets=5, lower=-0.5, upper=0.5)
+        return {"a": tpu.FeatureConfig(rows, name="a")}
+
+    host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+    with strategy.scope():
+        ours = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+
+    def step_with(one):
+        @tf.function
+        def step(ids):
+            one.enqueue({"a": ids})
+            activations = one.dequeue()
+            one.apply_gradients(gradients(activations))
+            return activations["a"]
+        return step
+
+    ids = tf.constant([3, 8, 3])
+    future = coordinator.schedule(step_with(ours), args=(ids,))
+    coordinator.join()
+    expected = step_with(host)(ids)
+    same = (future.fetch() == expected).numpy().all()
+    return [bool(same), differences(values(ours), values(host))]
+
+
+def ids_out_of_range(strategy, coordinator):
+    """Dropped, and clipped."""
+    wrong = []
+    for out_of_range in ("drop", "clip"):
+        host = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
+        with strategy.scope():
+            ours = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
+        ids, weights = batch(0)
+        ids["bag"] = tf.ragged.constant([[9, -1, 3], [2], [7, 7]], tf.int64)
+        coordinator.schedule(step_of(ours), args=(ids, weights))
+        step_of(host)(ids, weights)
+        coordinator.join()
+        wrong += differences(values(ours), values(host))
+    return wrong
+
+
+def half_tables(strategy, coordinator):
+    return trained(strategy, coordinator, "adagrad", table_dtypes={
+        "ads": "bfloat16", "words": "float16"})[2]
+
+
+def checkpoint_of(one):
+    return tf.train.Checkpoint(embedding=one)
+
+
+def checkpoints(strategy, coordinator):
+    """Written here and loaded by the host, and the other way round."""
+    options = {"table_dtypes": {"words": "bfloat16"}}
+    ours, host, wrong = trained(strategy, coordinator, "adam", **options)
+    here, there = str(FOLDER / "servers"), str(FOLDER / "host")
+    checkpoint_of(ours).write(here)
+    checkpoint_of(host).write(there)
+    fresh = embedding(OPTIMIZERS["adam"](), **options)
+    fresh.build()
+    checkpoint_of(fresh).read(here).assert_consumed()
+    wrong += differences(values(ours), values(fresh))
+    with strategy.scope():
+        again = embedding(OPTIMIZERS["adam"](), **options)
+    checkpoint_of(again).read(there).assert_consumed()
+    wrong += differences(values(again), values(host))
+    # The rounding goes on where it was.
+    coordinator.schedule(step_of(again), args=batch(8))
+    step_of(host)(*batch(8))
+    coordinator.join()
+    return wrong + differences(values(again), values(host))
+
+
+def checkpoint_of_another_number_of_servers(strategy, coordinator):
+    del coordinator
+    if len(sys.argv) < 4:
+        return []
+    options = {"table_dtypes": {"words": "bfloat16"}}
+    with strategy.scope():
+        ours = embedding(OPTIMIZERS["adam"](), **options)
+    checkpoint_of(ours).read(sys.argv[3]).assert_consumed()
+    host = embedding(OPTIMIZERS["adam"](), **options)
+    host.build()
+    checkpoint_of(host).read(sys.argv[3]).assert_consumed()
+    return differences(values(ours), values(host))
+
+
+def stats(strategy, coordinator):
+    ours, _, wrong = trained(strategy, coordinator, "sgd")
+    found = ours.stats()
+    return [found["num_updates"], found["staleness"], found["num_repeated"],
+            len(found["servers"]), wrong]
+
+
+def stale_step(strategy, coordinator):
+    """A step whose rows were fetched before another one was applied."""
+    with strategy.scope():
+        ours = embedding(tpu.SGD(0.5))
+
+    @tf.function
+    def step(ids, weights):
+        factors = {"clicked": weights, "shown": None, "text": None,
+                   "bag": None}
+        ours.enqueue(ids, factors)
+        activations = ours.dequeue()
+        ours.apply_gradients(gradients(activations))
+
+    ids, weights = batch(0)
+    ours.enqueue(ids, None)
+    activations = ours.dequeue()
+    coordinator.schedule(step, args=(ids, weights))
+    coordinator.join()
+    ours.apply_gradients(gradients(activations))
+    return ours.stats()["staleness"]["max"]
+
+
+def bad_id(strategy, coordinator):
+    with strategy.scope():
+        ours = embedding(tpu.SGD(0.5))
+    before = values(ours)
+    ids, weights = batch(0)
+    bad = {**ids, "shown": tf.constant([0, 11, 1], tf.int64)}
+    step = step_of(ours)
+    try:
+        coordinator.schedule(step, args=(bad, weights))
+        coordinator.join()
+        return ["not refused"]
+    except tf.errors.InvalidArgumentError as error:
+        message = error.message
+    # Nothing has changed, and training goes on.
+    wrong = differences(values(ours), before)
+    coordinator.schedule(step, args=(ids, weights))
+    coordinator.join()
+    return [message, wrong, differences(values(ours), before) != []]
+
+
+def scheduled(coordinator, closure, *numbers):
+    """Runs closures of these numbers; the messages of those refused."""
+    refused = []
+    for number in numbers:
+        try:
+            coordinator.schedule(closure, args=(
+                tf.constant([1, number], tf.int64),))
+            coordinator.join()
+        except tf.errors.FailedPreconditionError as error:
+            refused.append(error.message)
+    return refused
+
+
+def closure_run_again(strategy, coordinator):
+    """A closure that comes again, as when its worker has died."""
+    with strategy.scope():
+        ours = embedding(OPTIMIZERS["adam"]())
+    host = embedding(OPTIMIZERS["adam"]())
+    step = step_of(ours).python_function
+
+    @tf.function
+    def closure(numbers):
+        closures.begin(numbers)
+        strategy.run(step, args=batch(0))
+
+    refused = scheduled(coordinator, closure, 0, 0, 2, 1, 2, 0)
+    for _ in range(3):
+        step_of(host)(*batch(0))
+    return [refused, differences(values(ours), values(host)),
+            ours.stats()["num_repeated"]]
+
+
+def two_steps_in_a_closure(strategy, coordinator):
+    with strategy.scope():
+        ours = embedding(OPTIMIZERS["sgd"]())
+    host = embedding(OPTIMIZERS["sgd"]())
+    step = step_of(ours)
+
+    @tf.function
+    def closure(numbers):
+        closures.begin(numbers)
+        for _ in tf.range(2):
+            step(*batch(0))
+
+    refused = scheduled(coordinator, closure, 0)
+    step_of(host)(*batch(0))
+    return [refused, differences(values(ours), values(host))]
+
+
+def forward_only(strategy, coordinator):
+    with strategy.scope():
+        ours = embedding(tpu.SGD(0.5))
+    before = values(ours)
+    ids, _ = batch(0)
+
+    @tf.function
+    def look_up():
+        ours.enqueue(ids, training=False)
+        return ours.dequeue()["shown"]
+
+    future = coordinator.schedule(look_up)
+    coordinator.join()
+    shown = future.fetch()
+    rows, = (rows for config, rows in ours.embedding_tables.items()
+             if config.name == "ads")
+    return [bool((shown == tf.gather(rows, ids["shown"])).numpy().all()),
+            differences(values(ours), before)]
+
+
+def inside_strategy_run(strategy, coordinator):
+    with strategy.scope():
+        ours = embedding(OPTIMIZERS["adagrad"]())
+    host = embedding(OPTIMIZERS["adagrad"]())
+    step = step_of(ours)
+
+    @tf.function
+    def closure(ids, weights):
+        return strategy.run(step.python_function, args=(ids, weights))
+
+    coordinator.schedule(closure, args=batch(0))
+    step_of(host)(*batch(0))
+    coordinator.join()
+    return differences(values(ours), values(host))
+
+
+def packed(strategy, coordinator):
+    features = lambda: {  # noqa: E731
+        name: tpu.FeatureConfig(table(name, 9, 4, "sum"), name=name)
+        for name in ("a", "b")}
+    with strategy.scope():
+        ours = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+    host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+    ids = tlm.pack({"a": tf.ragged.constant([[1, 8], []], tf.int64),
+                    "b": tf.constant([3, 3], tf.int64)})
+
+    def step_with(one):
+        def step(packed_ids):
+            one.enqueue(packed_ids)
+            one.apply_gradients(gradients(one.dequeue()))
+        return tf.function(step)
+
+    coordinator.schedule(step_with(ours), args=(ids,))
+    coordinator.join()
+    step_with(host)(ids)
+    return differences(values(ours), values(host))
+
+
+def calls_of_a_step(strategy, coordinator):
+    """The ops on servers, and what they take and give, for 2 and 9 tables."""
+    del coordinator
+    found = []
+    for count in (2, 9):
+        with strategy.scope():
+            ours = tlm.TPUEmbedding(
+                {str(i): tpu.FeatureConfig(table(f"t{i}", 9, 4, "sum"))
+                 for i in range(count)}, tpu.Adagrad(0.5),
+                partitioner=PARTITIONER)
+
+        @tf.function
+        def step():
+            ours.enqueue({str(i): tf.constant([i]) for i in range(count)})
+            ours.apply_gradients(gradients(ours.dequeue()))
+
+        ops = step.get_concrete_function().graph.get_operations()
+        found.append(sorted(
+            (one.device, one.type,
+             sum(value.dtype != tf.resource for value in one.inputs),
+             len(one.outputs)) for one in ops
+            if "job:ps" in one.device and one.type != "Placeholder"))
+    return found
+
+
+def looked_up_without_a_step(strategy, coordinator):
+    ours, host, _ = trained(strategy, coordinator, "sgd")
+    ids, _ = batch(5)
+    here, there = ours(ids), host(ids)
+    return [name for name in here if not (
+        here[name] == there[name]).numpy().all()]
+
+
+def pipelined(strategy, coordinator):
+    del coordinator
+    with strategy.scope():
+        embedding(tpu.SGD(0.5), pipeline_execution_with_tensor_core=True)
+
+
+def open_vocabulary(strategy, coordinator):
+    del coordinator
+    ads = tpu.TableConfig(16, 4, initializer=tf.ones_initializer(), name="ads")
+    with strategy.scope():
+        tlm.TPUEmbedding(
+            {"a": tpu.FeatureConfig(ads)}, tpu.SGD(0.5),
+            vocabularies={"ads": tlm.OpenVocabulary(capacity=16)})
+
+
+def host_asked_for(strategy, coordinator):
+    del coordinator
+    with strategy.scope():
+        embedding(tpu.SGD(0.5), engine="host")
+
+
+def dequeue_elsewhere(strategy, coordinator):
+    del coordinator
+    with strategy.scope():
+        ours = embedding(tpu.SGD(0.5))
+    ours.enqueue(batch(0)[0])
+    tf.function(lambda: ours.dequeue()["bag"])()
+
+
+def traced_training(strategy, coordinator):
+    del coordinator
+    with strategy.scope():
+        ours = embedding(tpu.SGD(0.5))
+    ours.enqueue(batch(0)[0], training=tf.constant(True))
+
+
+def keras_layer(strategy, coordinator):
+    del coordinator
+    with strategy.scope():
+        layer = tlm.layers.TPUEmbedding(
+            {"a": tpu.FeatureConfig(table("a", 9, 4, "sum"))}, tpu.SGD(0.5))
+        layer({"a": tf.constant([1, 2])})
+
+
+def places(strategy, coordinator):
+    """The device of each shard, and the default cut."""
+    del coordinator
+    with strategy.scope():
+        ours = embedding(tpu.Adagrad(0.5))
+        whole = tlm.TPUEmbedding(
+            {"a": tpu.FeatureConfig(tpu.TableConfig(1 << 16, 16))},
+            tpu.SGD(0.5))
+
+    def tasks(one):
+        return [[shard.device.split("/")[3] for shard in
+                 getattr(rows, "variables", [rows])]
+                for rows in one.embedding_tables.values()]
+
+    return [tasks(ours), tasks(whole)]
+
+
+CASES = {
+    **optimizer_cases(),
+    **{case.__name__: case for case in [
+        quantized, ids_out_of_range, half_tables, checkpoints,
+        checkpoint_of_another_number_of_servers, stats, stale_step, bad_id,
+        closure_run_again,
+        two_steps_in_a_closure, calls_of_a_step, looked_up_without_a_step,
+        forward_only, inside_strategy_run, packed,
+        pipelined, open_vocabulary, host_asked_for, dequeue_elsewhere,
+        traced_training, keras_layer, places]}}
+
+
+def main():
+    servers, strategy = cluster.start(int(sys.argv[1]))
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    found = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = case(strategy, coordinator)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"[-3000:]
+    print("FOUND " + json.dumps(found), flush=True)
+    # Servers in threads never end.
+    del servers
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    FOLDER = pathlib.Path(sys.argv[2])
+    main()

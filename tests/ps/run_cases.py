@@ -1,0 +1,144 @@
+"""What a run does and refuses where nothing dies; test_run.py starts it.
+
+    python -m tests.ps.run_cases FOLDER
+
+Prints a line of JSON: what each case gave, or its error.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.ps.train import RATE, ROW, embedding, rows
+
+FOLDER = pathlib.Path(sys.argv[1])
+
+
+def endless():
+    return tf.data.Dataset.from_tensors([ROW]).repeat()
+
+
+def step_of(one):
+    def step(ids):
+        one.enqueue({"a": ids, "b": ids})
+        activations = one.dequeue()
+        one.apply_gradients(
+            {name: tf.ones_like(found) for name, found in activations.items()})
+        return tf.reduce_sum(activations["a"])
+    return step
+
+
+def made(strategy):
+    with strategy.scope():
+        return embedding()
+
+
+def run(strategy, one, folder, step=None, dataset_fn=endless, **options):
+    return tlm.ps.Run(
+        strategy, step or step_of(one), dataset_fn, FOLDER / folder,
+        **{"objects": {"embedding": one}, **options})
+
+
+def right(one, num_done):
+    return rows(one) == [[-RATE * num_done] * 4] * 2
+
+
+def calls_add_up(strategy):
+    one = made(strategy)
+    first = run(strategy, one, "calls")
+    results = [first.steps(3), first.steps(0), first.steps(4)]
+    # As the same program, started again: it asks for 3, 0, 4 and 2.
+    again = made(strategy)
+    second = run(strategy, again, "calls")
+    passed = [second.num_done, second.steps(3), second.steps(0),
+              second.steps(4)]
+    second.steps(2)
+    return [[None if one is None else float(one) for one in results], passed,
+            second.num_done, right(one, 7), right(again, 9)]
+
+
+def a_step_that_is_a_tf_function(strategy):
+    one = made(strategy)
+    step = tf.function(step_of(one))
+    step(tf.constant([ROW]))  # A trace that knows of no closure.
+    run(strategy, one, "function", step).steps(3)
+    return right(one, 4)
+
+
+def a_function_that_was_traced_before(strategy):
+    one = made(strategy)
+    inner = tf.function(step_of(one))
+    inner(tf.constant([ROW]))
+    run(strategy, one, "traced", lambda ids: inner(ids)).steps(3)
+
+
+def some_steps_apply_nothing(strategy):
+    """More closures than a server's window, most of them without gradients."""
+    one = made(strategy)
+    step = step_of(one)
+
+    def sometimes(number):
+        tf.cond(number % 50 == 0, lambda: step(tf.constant([ROW])),
+                lambda: tf.constant(0.0))
+
+    run(strategy, one, "some", sometimes,
+        lambda: tf.data.Dataset.range(1 << 40)).steps(1200)
+    return right(one, 24)
+
+
+def a_dataset_that_ends(strategy):
+    one = made(strategy)
+    run(strategy, one, "ends", dataset_fn=lambda: endless().take(2)).steps(9)
+
+
+def another_embedding(strategy):
+    one = made(strategy)
+    run(strategy, one, "other").steps(1)
+    with strategy.scope():
+        other = tf.Variable(1.0)
+    run(strategy, one, "other", objects={"embedding": one, "other": other})
+
+
+def folder_that_is_a_file(strategy):
+    (FOLDER / "file").touch()
+    run(strategy, None, "file")
+
+
+def refusal(**arguments):
+    return lambda strategy: run(
+        strategy, made(strategy), "refused", **arguments)
+
+
+CASES = {
+    **{case.__name__: case for case in [
+        calls_add_up, a_step_that_is_a_tf_function,
+        a_function_that_was_traced_before, some_steps_apply_nothing,
+        a_dataset_that_ends, another_embedding, folder_that_is_a_file]},
+    "no_objects": refusal(objects={}),
+    "no_function": refusal(step=3),
+    "no_such_answer": refusal(on_server_loss="wait"),
+    "no_time": refusal(save_every="soon"),
+    "nothing_kept": refusal(max_to_keep=0),
+    "fewer_steps": lambda strategy: run(
+        strategy, made(strategy), "fewer").steps(-1),
+}
+
+
+def main():
+    strategy = tlm.ps.connect()
+    found = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = case(strategy)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"[-2000:]
+    print("FOUND " + json.dumps(found), flush=True)
+    os._exit(0)  # Coordinators do not end while their workers live.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What dies in a cluster of real processes, and what must come of it."""
+
+import json
+import random
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.ps.cluster import Cluster
+from tests.ps.train import RATE
+
+pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+
+_START = 90
+_LOSS_SECONDS = 30
+
+
+def check(found, *, first=0):
+    """Every closure counts once in every table."""
+    expected = -RATE * (found["num_done"] - first)
+    assert found["rows"] == [[expected] * 4] * 2, found
+
+
+def test_each_closure_counts_once_however_often_workers_die(tmp_path):
+    dice = random.Random(1)
+    with Cluster(tmp_path) as cluster:
+        # Most of a closure's time is after its updates have reached servers.
+        cluster.train(json.dumps({"work": 30000, "chunk": 4}))
+        cluster.wait_for("DONE", _START)
+        for _ in range(5):
+            time.sleep(dice.uniform(0.1, 1))
+            cluster.restart("worker", dice.randrange(2))
+        found = cluster.finish(60)
+    assert found["num_updates"] == found["num_done"] > 8
+    check(found)
+    # Without tokens these would have counted twice.
+    assert found["num_repeated"] > 0
+
+
+def test_a_server_that_dies_is_an_error_with_its_address(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train()
+        cluster.wait_for("DONE", _START)
+        cluster.send("ps", 1)
+        began = time.monotonic()
+        line = cluster.wait_for("ServerLostError: ", _LOSS_SECONDS)
+        assert f"ps 1 at {cluster.jobs['ps'][1]} accepts no" in line
+        assert "it goes on after" in line
+        assert cluster.code(_LOSS_SECONDS) != 0
+        assert time.monotonic() - began < _LOSS_SECONDS
+        assert cluster.checkpoints()
+
+
+def test_or_the_program_starts_anew_from_the_newest_checkpoint(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train(json.dumps({"on_server_loss": "restart"}))
+        cluster.wait_for("DONE", _START)
+        process = cluster.processes["chief", 0].pid
+        cluster.restart("ps", 1)
+        line = cluster.wait_for("BEGIN 4", _START + _LOSS_SECONDS)
+        _, num_done, values = line.split(" ", 2)
+        assert json.loads(values) == [[-RATE * int(num_done)] * 4] * 2
+        found = cluster.finish(60)
+        assert cluster.processes["chief", 0].pid == process
+    assert found["num_done"] > int(num_done)
+    check(found)
+
+
+def test_a_coordinator_that_dies_goes_on_when_it_is_started_again(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train()
+        cluster.wait_for("DONE", _START)
+        time.sleep(0.7)
+        cluster.send("chief", 0)
+        cluster.train()
+        line = cluster.wait_for("BEGIN", _START)
+        num_done = int(line.split()[1])
+        assert num_done >= 40
+        found = cluster.finish(60)
+    assert found["num_done"] > num_done
+    check(found)
+
+
+def test_a_checkpoint_that_was_being_written_is_never_chosen(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train()
+        cluster.wait_for("DONE", _START)
+        cluster.send("chief", 0)
+        before = cluster.checkpoints()
+        cluster.train(json.dumps({"slow_save": 30}))
+        cluster.wait_for("WRITING", _START)
+        cluster.send("chief", 0)
+        half = set(cluster.checkpoints()) - set(before)
+        assert [one.startswith(".being-written") for one in half] == [True]
+        cluster.train()
+        line = cluster.wait_for("BEGIN", _START)
+        newest = max(int(one.split("-")[1]) for one in before)
+        assert line.split()[1] == str(newest)
+        found = cluster.finish(60)
+        assert not half & set(cluster.checkpoints())
+    check(found)
+
+
+def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train(json.dumps({"step_deadline": "5s"}))
+        cluster.wait_for("DONE", _START)
+        cluster.send("ps", 0, signal.SIGSTOP)
+        line = cluster.wait_for("StepDeadlineError: ", 40)
+        assert "within 5 s" in line
+        assert f"ps 0 at {cluster.jobs['ps'][0]} gives no answer" in line
+        assert cluster.code(20) != 0
+
+
+def test_a_bad_id_is_an_error_and_training_goes_on(tmp_path):
+    with Cluster(tmp_path) as cluster:
+        cluster.train(json.dumps({"bad_closure": 30}))
+        line = cluster.wait_for("REFUSED", _START)
+        assert "id 9 is outside table 'a' with 8 rows" in line
+        assert "Feature 'a', sample 0" in line.replace("\\", "")
+        cluster.wait_for("DONE 2", 60)
+        found = cluster.finish(60)
+    check(found)
+
+
+PLAIN = """
+import json, os, tensorflow as tf
+config = json.loads(os.environ["TF_CONFIG"])
+{before}
+server = tf.distribute.Server(
+    tf.train.ClusterSpec(config["cluster"]), job_name="ps", task_index=0)
+server.join()
+"""
+OLD = """
+import tf_layoutmap._ops
+os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
+    {"tensorflow": tf.__version__, "tf_layoutmap": "0.0.1"})
+"""
+
+
+@pytest.mark.parametrize("before, words", [
+    ("", "lacks the ops of tf_layoutmap"),
+    (OLD, "and tf_layoutmap 0.0.1. Start it with")])
+def test_another_kind_of_server_is_refused(tmp_path, before, words):
+    cluster = Cluster(tmp_path, num_servers=1, num_workers=1)
+    with cluster:
+        cluster.send("ps", 0)
+        cluster.start("ps", 0, [
+            sys.executable, "-c", PLAIN.format(before=before)])
+        cluster.train()
+        line = cluster.wait_for("RuntimeError: The process", _START)
+        assert f"ps 0 at {cluster.jobs['ps'][0]}" in line
+        assert words in line
+        assert "python -m tf_layoutmap.server" in line
+        assert cluster.code(30) != 0
+
+
+def test_a_server_that_is_not_there_is_refused(tmp_path):
+    with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
+        cluster.wait_for("serves grpc", _START, "worker", 0)
+        cluster.send("ps", 0)
+        cluster.train(module="tests.ps.connect_only")
+        line = cluster.wait_for("no connection to", _START)
+        assert f"ps 0 at {cluster.jobs['ps'][0]}" in line
+        assert cluster.code(30) != 0

@@ -1,0 +1,164 @@
+"""The parts of runs over parameter servers, each alone."""
+
+import json
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap.ps import (
+    checkpoints,
+    connection,
+    durations,
+    processes,
+    waiting,
+)
+
+PROCESS = processes.Process("ps", 1, "host:7")
+OWN = {"tensorflow": tf.__version__, "tf_layoutmap": tlm.__version__}
+
+
+@pytest.mark.parametrize("value, seconds", [
+    ("5min", 300), ("0.5 h", 1800), ("30s", 30), (2, 2), (0.25, 0.25)])
+def test_a_length_of_time_is_read(value, seconds):
+    assert durations.read_seconds(value, "save_every") == seconds
+
+
+@pytest.mark.parametrize("value", [
+    "5", "min", "-5s", "0s", 0, -1, float("inf"), float("nan"), True, "5 days"])
+def test_what_is_no_length_of_time_is_refused(value):
+    with pytest.raises(ValueError, match="`save_every` must be like"):
+        durations.read_seconds(value, "save_every")
+
+
+@pytest.mark.parametrize("text", [
+    None, "nonsense", "[]", "{}", json.dumps({"cluster": {"ps": ["a:1"]}}),
+    json.dumps({"cluster": {"ps": [], "worker": ["a:1"]}}),
+    json.dumps({"cluster": {"ps": ["a"], "worker": ["b:1"]}}),
+    json.dumps({"cluster": {"ps": [7], "worker": ["b:1"]}})])
+def test_a_cluster_without_servers_and_workers_is_refused(text):
+    with pytest.raises(ValueError, match="TF_CONFIG must have a cluster"):
+        connection.read_cluster(text)
+
+
+def not_found():
+    return tf.errors.NotFoundError(None, None, "Op type not registered")
+
+
+@pytest.mark.parametrize("answer, words", [
+    (None, "ps 1 at host:7 does not answer within"),
+    (not_found(), "lacks the ops of tf_layoutmap .*m tf_layoutmap.server"),
+    (OSError("no"), r"cannot be asked for its versions \(OSError\)"),
+    ({**OWN, "tensorflow": "2.9.1"}, "has TensorFlow 2.9.1 and tf_layoutmap"),
+    ({**OWN, "tf_layoutmap": "0.0.1"}, "tf_layoutmap 0.0.1. Start it with"),
+    ({}, "has TensorFlow None")])
+def test_a_process_that_cannot_take_part_is_refused(answer, words):
+    with pytest.raises(RuntimeError, match=words):
+        connection.check_answers({PROCESS: answer})
+
+
+def test_another_patch_of_tensorflow_is_taken():
+    minor = tf.__version__.rpartition(".")[0]
+    connection.check_answers({PROCESS: {**OWN, "tensorflow": f"{minor}.99"}})
+
+
+def test_a_port_that_is_closed_is_named():
+    port, = free_ports(1)
+    process = processes.Process("ps", 0, f"127.0.0.1:{port}")
+    assert processes.wait_until_all_listen([process], 0) == [process]
+    assert processes.silent([process], 1) == [
+        f"ps 0 at 127.0.0.1:{port} accepts no connections"]
+
+
+class Folder:
+    """A folder of checkpoints with one file each."""
+
+    def __init__(self, path, max_to_keep=2):
+        self.path = path
+        self.folder = checkpoints.CheckpointFolder(path, max_to_keep)
+
+    def save(self, num_done):
+        def write(prefix):
+            with open(prefix, "w") as file:
+                file.write(str(num_done))
+        self.folder.save(num_done, write)
+
+    def names(self):
+        return sorted(one.name for one in self.path.iterdir())
+
+
+def test_the_newest_checkpoints_are_kept(tmp_path):
+    made = Folder(tmp_path / "new")
+    assert made.folder.newest() is None
+    for num_done in (8, 9, 10):
+        made.save(num_done)
+    assert made.names() == ["closure-10", "closure-9"]
+    prefix, num_done = made.folder.newest()
+    assert num_done == 10
+    with open(prefix) as file:
+        assert file.read() == "10"
+
+
+def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
+    made = Folder(tmp_path)
+    made.save(1)
+
+    def fail(prefix):
+        with open(prefix, "w") as file:
+            file.write("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        made.folder.save(2, fail)
+    assert made.names() == ["closure-1"]
+    assert made.folder.newest().num_done == 1
+
+
+def test_one_that_was_being_written_is_never_chosen(tmp_path):
+    made = Folder(tmp_path)
+    made.save(1)
+    (tmp_path / ".being-written-closure-7").mkdir()
+    (tmp_path / "closure-8").mkdir()  # Somebody's, without a state.
+    again = Folder(tmp_path)
+    assert again.folder.newest().num_done == 1
+    assert ".being-written-closure-7" not in again.names()
+
+
+def test_a_checkpoint_of_the_same_closures_stays(tmp_path):
+    made = Folder(tmp_path)
+    made.save(1)
+    made.save(1)
+    assert made.names() == ["closure-1"]
+
+
+def test_waiting_returns_and_raises_what_the_call_does():
+    assert waiting.within(lambda: 3, 5) == 3
+    with pytest.raises(KeyError):
+        waiting.within(lambda: {}["a"], 5)
+
+
+def test_waiting_ends_at_its_deadline():
+    never = threading.Event()
+    with pytest.raises(waiting.LateError):
+        waiting.within(never.wait, 0.1)
+    never.set()
+
+
+def test_what_is_watched_moves_the_deadline(monkeypatch):
+    monkeypatch.setattr(
+        "tf_layoutmap._tf_private.wait_for_closure", time.sleep)
+    watched = [0.2] * 5
+    assert waiting.within(lambda: time.sleep(0.8) or 7, 0.5, watched) == 7
+
+
+@pytest.mark.parametrize("changes, error, words", [
+    ({"strategy": tf.distribute.get_strategy()}, TypeError,
+     "`strategy` must be what `tlm.ps.connect` returned"),
+    ({"strategy": None}, TypeError, "`strategy` must be")])
+def test_a_run_needs_a_strategy_of_connect(changes, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        tlm.ps.Run(**{"step_fn": len, "dataset_fn": len,
+                      "checkpoint_dir": tmp_path, "objects": {}, **changes})

@@ -1,0 +1,52 @@
+"""What a run does and refuses where nothing dies."""
+
+import json
+
+import pytest
+
+from tests.ps.cluster import Cluster
+
+pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    with Cluster(folder, num_workers=1) as cluster:
+        cluster.train(module="tests.ps.run_cases")
+        line = cluster.wait_for("FOUND ", 150)
+    return json.loads(line.partition("FOUND ")[2])
+
+
+def test_calls_add_up_also_of_a_program_started_again(found):
+    results, passed, num_done, is_right, is_right_again = (
+        found["calls_add_up"])
+    # The sum of the row before the last closure: 4 values of -1 / 2 each.
+    assert results == [-4.0, None, -12.0]
+    assert passed == [7, None, None, None]
+    assert num_done == 9
+    assert is_right
+    assert is_right_again
+
+
+def test_a_step_may_be_a_tf_function(found):
+    assert found["a_step_that_is_a_tf_function"] is True
+
+
+def test_closures_may_apply_nothing(found):
+    assert found["some_steps_apply_nothing"] is True
+
+
+@pytest.mark.parametrize("case, words", [
+    ("a_function_that_was_traced_before", "a trace from elsewhere"),
+    ("a_dataset_that_ends", "`dataset_fn` must make a dataset without end"),
+    ("another_embedding", "`objects` must be what the newest checkpoint"),
+    ("folder_that_is_a_file", "FileExistsError"),
+    ("no_objects", "`objects` must have what is saved"),
+    ("no_function", "`step_fn` must be callable"),
+    ("no_such_answer", "`on_server_loss` must be one of"),
+    ("no_time", "`save_every` must be like"),
+    ("nothing_kept", "`max_to_keep` must be at least 1"),
+    ("fewer_steps", "`count` must be at least 0")])
+def test_what_cannot_be_is_refused(found, case, words):
+    assert words in found[case]

@@ -1,0 +1,101 @@
+"""A program that trains one row over servers; tests of faults start it.
+
+    python -m tests.ps.train FOLDER [OPTIONS AS JSON]
+
+Each closure gives one row of two tables the gradient 1, so that with SGD the
+row is `-RATE * closures`. Trains until there is a file FOLDER/stop; prints what
+the tables are then. What ends it otherwise is an uncaught error.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+RATE = 0.5
+ROW = 3
+
+
+def embedding():
+    return tlm.TPUEmbedding(
+        {name: tpu.FeatureConfig(tpu.TableConfig(
+            8, 4, initializer=tf.zeros_initializer(), name=name))
+         for name in ("a", "b")}, tpu.SGD(RATE),
+        partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+
+
+def rows(one):
+    return [table.numpy()[ROW].tolist()
+            for table in one.embedding_tables.values()]
+
+
+def worked(times: int) -> tf.Tensor:
+    """Takes its time, beside the step."""
+    matrix = tf.random.uniform([64, 64])
+    for _ in tf.range(times):
+        matrix = tf.linalg.l2_normalize(matrix @ matrix)
+    return tf.reduce_sum(matrix)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    chunk = options.pop("chunk", 40)
+    bad = options.pop("bad_closure", None)
+    slow = options.pop("slow_save", 0)
+    work = options.pop("work", 0)
+    strategy = tlm.ps.connect(timeout_seconds=60)
+    with strategy.scope():
+        ours = embedding()
+
+    def dataset_fn():
+        ids = tf.data.Dataset.from_tensors([ROW]).repeat()
+        if bad is not None:
+            # The number of the batch in its worker, not of the closure.
+            wrong = tf.data.Dataset.from_tensors([9])
+            ids = ids.take(bad).concatenate(wrong).concatenate(ids)
+        return ids
+
+    def step(ids):
+        ours.enqueue({"a": ids, "b": ids})
+        activations = ours.dequeue()
+        ours.apply_gradients(
+            {name: tf.ones_like(one) for name, one in activations.items()})
+        return worked(work)
+
+    run = tlm.ps.Run(
+        strategy, step, dataset_fn, folder / "checkpoints",
+        objects={"embedding": ours}, **options)
+    if slow:
+        write = run._checkpoint.write
+
+        def slowly(prefix):
+            write(prefix)
+            print(f"WRITING {run.num_done}", flush=True)
+            time.sleep(slow)
+
+        run._checkpoint.write = slowly
+    print(f"BEGIN {run.num_done} {rows(ours)}", flush=True)
+    while not (folder / "stop").exists():
+        try:
+            run.steps(chunk)
+        except tf.errors.InvalidArgumentError as error:
+            print("REFUSED " + json.dumps(error.message), flush=True)
+        print(f"DONE {run.num_done}", flush=True)
+    stats = ours.stats()
+    print("FOUND " + json.dumps({
+        "rows": rows(ours), "num_done": run.num_done,
+        "num_repeated": stats["num_repeated"],
+        "num_updates": stats["num_updates"],
+        "staleness": stats["staleness"]}), flush=True)
+    os._exit(0)  # Coordinators do not end while their workers live.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Carries a `TPUEmbedding` out over parameter servers."""

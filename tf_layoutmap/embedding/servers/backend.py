@@ -1,0 +1,214 @@
+"""Carries the steps of a `TPUEmbedding` out over parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding.host import batches
+from tf_layoutmap.embedding.host import shapes as host_shapes
+from tf_layoutmap.embedding.servers import closures, step_ops, steps_in_flight
+from tf_layoutmap.embedding.servers import tables as server_tables
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.step import build_shapes, forward_only, replicas
+from tf_layoutmap.embedding.step import gradients as step_gradients
+from tf_layoutmap.embedding.variables import tables
+
+
+class ServersBackend:
+    """Tables on servers, steps on workers.
+
+    A step is the calls of one function: whoever runs it, a worker or the
+    coordinator, reads rows from the servers and sends them gradients.
+    """
+
+    is_on_tpu: ClassVar[bool] = False
+    # A layer is refused before it asks for marks.
+    mark_shape: ClassVar[tuple[int, ...]] = ()
+    checks_shapes = True
+
+    def __init__(
+        self, feature_config: Any, spec: config.EmbeddingSpec,
+        strategy_replicas: replicas.Replicas, *,
+        partitioner: tables.Partitioner | None, is_pipelined: bool,
+        out_of_range: str, rounding_seed: int,
+    ):
+        """Takes the checked arguments of `TPUEmbedding`.
+
+        Raises:
+          NotImplementedError: If updates are to wait for the next step, or a
+            table takes ids as they come.
+        """
+        if is_pipelined:
+            raise NotImplementedError(
+                "Argument `pipeline_execution_with_tensor_core` must be False "
+                "under ParameterServerStrategy, whose workers overlap their "
+                "steps as it is. Received: True.")
+        if spec.has_open_tables:
+            raise NotImplementedError(
+                "Argument `vocabularies` must be None under "
+                "ParameterServerStrategy: the keys of a table are not "
+                "kept on servers yet. Received: "
+                f"{[one.name for one in spec.tables if one.vocabulary]}.")
+        self._feature_config = feature_config
+        self._spec = spec
+        self._out_of_range = out_of_range
+        self._rounding_seed = rounding_seed
+        self._tables = server_tables.ServerTables(
+            strategy_replicas.strategy, partitioner)
+        self._shapes = host_shapes.StepShapes(spec)
+        self._reader = batches.BatchReader(
+            feature_config, strategy_replicas, self._shapes)
+        self._modes = forward_only.StepModes(finds_forward_steps=False)
+        self._steps = steps_in_flight.StepsInFlight()
+        self._devices: list[list[str]] = []
+        self._ops: step_ops.StepOps | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the tables are there."""
+        return self._ops is not None
+
+    @property
+    def _started(self) -> step_ops.StepOps:
+        assert self._ops is not None  # Steps come after `start`.
+        return self._ops
+
+    def declare(self, shapes: Any, batch_size: int | None) -> None:
+        """Takes the arguments of `build`."""
+        num_samples = build_shapes.read_arguments(
+            self._feature_config, self._spec.features, shapes, batch_size)
+        if num_samples is not None:
+            self._shapes.declare(num_samples)
+
+    def create_tables(self) -> dict[str, dict[str, Any]]:
+        """Creates the variables of all tables, on the servers."""
+        variables, self._devices = self._tables.create(self._spec)
+        return variables
+
+    def start(self, variables: dict[str, dict[str, Any]]) -> None:
+        """Groups the variables by server."""
+        self._ops = step_ops.StepOps(
+            self._shapes.fix_spec(), variables, self._devices,
+            out_of_range=self._out_of_range,
+            rounding_seed=self._rounding_seed)
+
+    def read(self, features: Any, weights: Any, device: str | None) -> Any:
+        """Checks the input of a step; see `TPUEmbedding.enqueue`."""
+        return self._reader.read(features, weights, device)
+
+    def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
+        """Finds the rows that a batch needs."""
+        if not isinstance(training, bool):
+            raise ValueError(
+                "Argument `training` must be a Python bool under "
+                "ParameterServerStrategy, where a step is part of the "
+                f"function that enqueues it. Received: {training!r}.")
+        self._modes.enqueued(name, training)
+        (_, inputs), = batch.steps
+        plan, requests = self._started.plan(inputs)
+        self._steps.enqueue(steps_in_flight.Step(plan, requests, training))
+
+    def dequeue(self, name: str | None) -> list[tf.Tensor]:
+        """Returns the activations of the oldest step, one per feature."""
+        step = self._steps.dequeue()
+        self._modes.dequeued(name)
+        step.fetched = self._started.fetch(step.requests)
+        activations = [
+            self._shapes.shape_activations(index, one)
+            for index, one in enumerate(
+                self._started.combine(step.plan, step.fetched))]
+        self._shapes.note_dequeued(0, activations)
+        return activations
+
+    def apply(self, gradients: Sequence[Any], name: str | None) -> None:
+        """Applies the gradients of the step dequeued last."""
+        self._modes.applied(name)
+        flat = []
+        for index, gradient in enumerate(gradients):
+            feature = self._spec.features[index]
+            if gradient is None:
+                gradient = step_gradients.zero_gradient(
+                    feature, self._shapes.dequeued_shape(0, index))
+            else:
+                gradient = step_gradients.read_gradient(
+                    feature, gradient, self._shapes.activation_shape(index))
+            flat.append(self._shapes.flatten_gradient(index, gradient))
+        step = self._steps.take_dequeued()
+        self._started.apply(
+            step.plan, step.fetched, flat,
+            step_gradients.hyperparameters(self._spec.tables),
+            closures.token_to_apply())
+
+    def is_in_program(self) -> bool:
+        """False: servers have none."""
+        return False
+
+    def open(self, features: Any, weights: Any) -> Any:
+        """Refuses: layers are not over servers."""
+        raise NotImplementedError(
+            "A lookup out of the order of steps needs the host engine.")
+
+    follow = apply_followed = rows_in_flight = open
+
+    def flush(self) -> None:
+        """Nothing to do: no update is held back."""
+
+    def reset(self) -> None:
+        """Forgets the eager steps of this thread."""
+        self._steps.reset()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the servers have counted."""
+        counts = self._started.count()
+        num_pending, awaits = self._steps.describe()
+        num_updates = sum(one.num_updates for one in counts.values())
+        return {
+            "pending": [num_pending],
+            "awaiting": [awaits],
+            "num_updates": max(one.num_updates for one in counts.values()),
+            "poisoned": "",
+            "held": False,
+            "staleness": {
+                "mean": (sum(one.staleness_sum for one in counts.values())
+                         / num_updates if num_updates else 0.0),
+                "max": max(one.staleness_max for one in counts.values())},
+            "num_repeated": max(
+                one.num_repeated for one in counts.values()),
+            "servers": {
+                device: {"num_updates": one.num_updates}
+                for device, one in counts.items()},
+            "tables": {
+                one.name: {"num_bytes": one.num_bytes,
+                           "num_slot_bytes": one.num_slot_bytes}
+                for one in self._spec.tables}}
+
+    def before_read(self) -> None:
+        """Nothing to do: the variables are what steps use."""
+
+    def before_async_copy(self) -> None:
+        """Nothing to do: the variables are what steps use."""
+
+    def before_restore(self) -> None:
+        """Refuses a restore under eager steps of this thread.
+
+        Raises:
+          RuntimeError: If steps are in flight.
+        """
+        num_pending, awaits = self._steps.describe()
+        if num_pending or awaits:
+            raise RuntimeError(
+                "A checkpoint cannot be restored while steps are in flight; "
+                "finish them, or call `reset` to forget them. Pending: "
+                f"{num_pending}, awaiting gradients: {awaits}.")
+
+    def note_restore(self) -> None:
+        """Nothing to do: one process restores."""
+
+    def load_variables(self) -> None:
+        """Nothing to do: steps use the variables themselves."""
+
+    def retrieve_variables(self) -> None:
+        """Nothing to do: steps use the variables themselves."""

@@ -1,0 +1,61 @@
+"""The token of the closure that is being traced.
+
+A coordinator runs a closure again whose worker has died. Its token tells the
+servers that it is the same one, and they apply what they have not applied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+# Of a step without a closure: epoch, number, attempt.
+_NONE = (0, -1, 0)
+
+
+@dataclasses.dataclass
+class Closure:
+    """What is known of a closure while it is traced.
+
+    Attributes:
+      token: int64 `[3]`: epoch, number, and an attempt that no other run of
+        the closure has.
+      num_applied: Calls of `apply_gradients` so far.
+    """
+
+    token: tf.Tensor
+    num_applied: int = 0
+
+
+# Of the graph of the function that is the closure. Threads of replicas and
+# functions inside of it are in graphs below.
+_ATTRIBUTE = "_tf_layoutmap_closure"
+
+
+def begin(numbers: tf.Tensor) -> Closure:
+    """Makes the function being traced a closure.
+
+    Args:
+      numbers: int64 `[2]`: epoch, from 1 on, and number of the closure.
+    """
+    # Each run of the function asks for the time once.
+    attempt = tf.bitcast(tf.timestamp(), tf.int64)
+    closure = Closure(tf.concat(
+        [tf.cast(numbers, tf.int64), tf.reshape(attempt, [1])], axis=0))
+    setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, closure)
+    return closure
+
+
+def token_to_apply() -> tf.Tensor:
+    """Returns the token of the closure around, of number -1 if there is none.
+    """
+    graph = None if tf.executing_eagerly() else (
+        tf.compat.v1.get_default_graph())
+    while graph is not None:
+        closure = getattr(graph, _ATTRIBUTE, None)
+        if closure is not None:
+            closure.num_applied += 1
+            return closure.token
+        graph = getattr(graph, "outer_graph", None)
+    return tf.constant(_NONE, tf.int64)

@@ -1,0 +1,201 @@
+"""The ops of a step over servers as methods (docs/ops.md).
+
+A step is two calls of each server, whatever the number of tables: one reads
+the rows of all its shards, one updates them. The worker does the rest, and
+keeps nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _ops, _tf_private
+from tf_layoutmap.embedding.host import engine as host_engine
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.sharded.routing.shards import known_size
+
+# Of the variable `applied`: cc/core/servers/applied_closures.h.
+APPLIED_SIZE = 2054
+
+
+@dataclasses.dataclass
+class _Server:
+    """The shards of one server, by table and then by shard."""
+
+    device: str
+    applied: Any
+    shards: list[Any] = dataclasses.field(default_factory=list)
+    slots: list[Any] = dataclasses.field(default_factory=list)
+    rounding_steps: list[Any] = dataclasses.field(default_factory=list)
+    tables: list[int] = dataclasses.field(default_factory=list)
+    first_rows: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What one server has counted.
+
+    Attributes:
+      num_updates: Updates so far.
+      staleness_sum: Of all of them, the updates between fetch and apply.
+      staleness_max: The most of them.
+      num_repeated: Closures that came again after they were applied.
+    """
+
+    num_updates: int
+    staleness_sum: int
+    staleness_max: int
+    num_repeated: int
+
+
+class StepOps:
+    """The steps of one embedding over its servers."""
+
+    def __init__(
+        self, spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]], devices: list[list[str]], *,
+        out_of_range: str, rounding_seed: int,
+    ):
+        """Groups the variables by server.
+
+        Args:
+          spec: Tables and features.
+          variables: What `ServerTables.create` made of the spec.
+          devices: By table, the device of each shard.
+          out_of_range: What becomes of ids that are no row of their table.
+          rounding_seed: Of tables with 16-bit rows.
+        """
+        self._spec = spec
+        self._rounding_seed = rounding_seed
+        self._servers: list[_Server] = []
+        shard_servers = []
+        for number, table in enumerate(spec.tables):
+            shards = tables.shards_of(variables[table.name][tables.PARAMETERS])
+            first_row = 0
+            for shard, device in enumerate(devices[number]):
+                index = self._index_of(device)
+                shard_servers.append(index)
+                self._add(self._servers[index], number, shard, first_row,
+                          variables[table.name])
+                first_row += known_size(shards[shard])
+        self._plan_attrs = {
+            "num_servers": len(self._servers),
+            "shard_servers": shard_servers,
+            **host_engine.config_attrs(
+                spec, variables, out_of_range=out_of_range,
+                rounding_seed=rounding_seed)}
+
+    @property
+    def devices(self) -> list[str]:
+        """Of the servers that have shards."""
+        return [one.device for one in self._servers]
+
+    def _index_of(self, device: str) -> int:
+        if device not in self.devices:
+            with tf.device(device):
+                applied = _tf_private.ResourceVariable(
+                    tf.zeros([APPLIED_SIZE], tf.int64), trainable=False,
+                    name="closures_applied")
+            self._servers.append(_Server(device, applied))
+        return self.devices.index(device)
+
+    def _add(self, server: _Server, number: int, shard: int, first_row: int,
+             variables: dict[str, Any]):
+        table = self._spec.tables[number]
+        server.tables.append(number)
+        server.first_rows.append(first_row)
+        server.shards.append(
+            tables.shards_of(variables[tables.PARAMETERS])[shard])
+        for slot in table.optimizer.slots if table.optimizer else ():
+            server.slots.append(tables.shards_of(variables[slot.name])[shard])
+        if tables.ROUNDING_STEPS in variables:
+            server.rounding_steps.append(
+                variables[tables.ROUNDING_STEPS].copies[shard])
+
+    def plan(
+        self, features: host_engine.StepInputs,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Checks a batch; returns its plan, and what to ask each server."""
+        return _ops.plan_step(
+            **host_engine.batch_inputs(features), **self._plan_attrs)
+
+    def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Reads the rows of a step, in one call of each server."""
+        fetched = []
+        for server, request in zip(self._servers, requests):
+            with tf.device(server.device):
+                fetched.append(_ops.fetch_rows(
+                    shards=_handles(server.shards),
+                    applied=server.applied.handle, request=request,
+                    **self._describe(server)))
+        return fetched
+
+    def combine(
+        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns the activations, one per feature."""
+        features = self._spec.features
+        return _ops.combine_rows(
+            plan=plan, fetched=list(fetched), num_features=len(features),
+            dims=[self._spec.table_of(one).dim for one in features],
+            max_sequence_lengths=[
+                one.max_sequence_length for one in features])
+
+    def apply(
+        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+        hyperparameters: Sequence[tf.Tensor], token: tf.Tensor,
+    ):
+        """Updates the rows of a step, in one call of each server.
+
+        Args:
+          plan: Of `plan`.
+          fetched: Of `fetch`.
+          gradients: Shaped as the activations, one per feature.
+          hyperparameters: One float32 vector per table.
+          token: int64 `[3]` of the closure.
+        """
+        requests, values = _ops.fold_gradients(
+            plan=plan, fetched=list(fetched), gradients=list(gradients),
+            hyperparameters=list(hyperparameters), token=token)
+        for server, request, numbers in zip(self._servers, requests, values):
+            specs = [self._spec.tables[one] for one in server.tables]
+            with tf.device(server.device):
+                _ops.apply_rows(
+                    shards=_handles(server.shards),
+                    slots=_handles(server.slots),
+                    rounding_steps=_handles(server.rounding_steps),
+                    applied=server.applied.handle,
+                    request=request, values=numbers,
+                    table_numbers=server.tables,
+                    first_rows=server.first_rows,
+                    optimizers=[one.optimizer.name if one.optimizer else "none"
+                                for one in specs],
+                    num_hyperparameters=[
+                        1 + len(one.optimizer.constants) if one.optimizer
+                        else 0 for one in specs],
+                    rounding_seed=self._rounding_seed,
+                    **self._describe(server))
+
+    def count(self) -> dict[str, Counts]:
+        """Returns what each server has counted, by its device."""
+        found = {}
+        for server in self._servers:
+            head = server.applied.numpy()[2:6].tolist()
+            found[server.device] = Counts(*head)
+        return found
+
+    def _describe(self, server: _Server) -> dict[str, Any]:
+        specs = [self._spec.tables[one] for one in server.tables]
+        return {"tables": [one.name for one in specs],
+                "dims": [one.dim for one in specs],
+                "dtypes": [tf.as_dtype(one.dtype) for one in specs]}
+
+
+def _handles(variables: Sequence[Any]) -> list[tf.Tensor]:
+    return [variable.handle for variable in variables]

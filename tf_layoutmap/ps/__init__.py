@@ -1,0 +1,26 @@
+"""Training over parameter servers: `tlm.ps.connect()` and `tlm.ps.Run`."""
+
+from typing import TYPE_CHECKING
+
+from tf_layoutmap import _lazy
+
+_HOMES = {
+    "connect": "tf_layoutmap.ps.connection:connect",
+    "Run": "tf_layoutmap.ps.run:Run",
+    "ServerLostError": "tf_layoutmap.ps.errors:ServerLostError",
+    "StepDeadlineError": "tf_layoutmap.ps.errors:StepDeadlineError",
+}
+
+if TYPE_CHECKING:
+    from tf_layoutmap.ps.connection import connect
+    from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
+    from tf_layoutmap.ps.run import Run
+else:
+    __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
+
+__all__ = [
+    "connect",
+    "Run",
+    "ServerLostError",
+    "StepDeadlineError",
+]

@@ -1,0 +1,138 @@
+"""`connect`: joins the cluster of TF_CONFIG and asks who is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _requirements, _version
+from tf_layoutmap.ps import processes
+from tf_layoutmap.ps.processes import Process
+
+# For the answers, once all ports are open.
+_ANSWER_SECONDS = 60.0
+_REMEDY = ("Start it with `python -m tf_layoutmap.server`, of tf_layoutmap "
+           f"{_version.__version__} and TensorFlow {{tensorflow}}.")
+
+_processes: weakref.WeakKeyDictionary[Any, list[Process]] = (
+    weakref.WeakKeyDictionary())
+
+
+def connect(
+    *, partitioner: Any = None, timeout_seconds: float = 120.0,
+) -> tf.distribute.ParameterServerStrategy:
+    """Joins the cluster of TF_CONFIG as its coordinator.
+
+    Waits until all servers and workers listen, and asks each for its versions
+    of TensorFlow and of this package.
+
+    ```py
+    strategy = tlm.ps.connect()
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding(features, optimizer)
+    ```
+
+    Args:
+      partitioner: How the strategy divides variables; see
+        `tf.distribute.ParameterServerStrategy`.
+      timeout_seconds: How long to wait for servers and workers.
+
+    Returns:
+      The strategy.
+
+    Raises:
+      ValueError: If TF_CONFIG has no cluster with servers and workers.
+      RuntimeError: If a server or worker is missing, was not started by
+        `python -m tf_layoutmap.server`, or has other versions; it says which,
+        and what to do.
+    """
+    jobs = read_cluster(os.environ.get("TF_CONFIG"))
+    all_processes = processes.processes_of(jobs)
+    missing = processes.wait_until_all_listen(all_processes, timeout_seconds)
+    if missing:
+        raise RuntimeError(
+            f"After {timeout_seconds:g} s, no connection to "
+            f"{', '.join(one.name for one in missing)}. Start each with "
+            "`python -m tf_layoutmap.server`, with the same cluster in "
+            "TF_CONFIG.")
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), rpc_layer="grpc")
+    strategy = tf.distribute.ParameterServerStrategy(
+        resolver, variable_partitioner=partitioner)
+    check_answers(processes.ask_all(all_processes, _ANSWER_SECONDS))
+    _processes[strategy] = all_processes
+    return strategy
+
+
+def processes_of(strategy: Any) -> list[Process] | None:
+    """Returns the processes of a strategy of `connect`; None of another."""
+    try:
+        return _processes.get(strategy)
+    except TypeError:  # Nothing that a strategy could be.
+        return None
+
+
+def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
+    """Returns the addresses by job of TF_CONFIG.
+
+    >>> read_cluster('{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}}')
+    {'ps': ['a:1'], 'worker': ['b:1']}
+
+    Raises:
+      ValueError: If it has no servers or no workers.
+    """
+    try:
+        jobs = json.loads(tf_config or "{}")["cluster"]
+        addresses = [one for job in ("ps", "worker") for one in jobs[job]]
+        good = bool(jobs["ps"] and jobs["worker"]) and all(
+            isinstance(one, str) and one.rpartition(":")[2].isdecimal()
+            for one in addresses)
+    except (ValueError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise ValueError(
+            "The environment variable TF_CONFIG must have a cluster with "
+            'addresses of "ps" and "worker", as `python -m '
+            "tf_layoutmap.local_cluster` sets it. Received: "
+            f"{tf_config!r}.")
+    return jobs
+
+
+def check_answers(answers: Mapping[Process, Any]):
+    """Refuses processes that cannot take part.
+
+    Args:
+      answers: What `ask_all` returned.
+
+    Raises:
+      RuntimeError: One did not answer, lacks our ops, or has other versions.
+    """
+    own = {"tensorflow": tf.__version__, "tf_layoutmap": _version.__version__}
+    remedy = _REMEDY.format(tensorflow=tf.__version__)
+    for process, answer in answers.items():
+        if answer is None:
+            raise RuntimeError(
+                f"The process {process.name} does not answer within "
+                f"{_ANSWER_SECONDS:g} s, though its port is open: is it "
+                "stopped, or of another program?")
+        if isinstance(answer, tf.errors.NotFoundError):
+            raise RuntimeError(
+                f"The process {process.name} lacks the ops of tf_layoutmap "
+                f"{_version.__version__}. {remedy}") from None
+        if isinstance(answer, Exception):
+            raise RuntimeError(
+                f"The process {process.name} cannot be asked for its versions "
+                f"({type(answer).__name__}). {remedy}") from answer
+        same = (_requirements.minor(answer.get("tensorflow", "")) ==
+                _requirements.minor(own["tensorflow"]) and
+                answer.get("tf_layoutmap") == own["tf_layoutmap"])
+        if not same:
+            raise RuntimeError(
+                f"The process {process.name} has TensorFlow "
+                f"{answer.get('tensorflow')} and tf_layoutmap "
+                f"{answer.get('tf_layoutmap')}. {remedy}")

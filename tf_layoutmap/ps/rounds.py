@@ -1,0 +1,158 @@
+"""Closures in rounds: between two of them, none is under way."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.ps import waiting
+from tf_layoutmap.ps.closures import make_closure
+
+# Of a round: no more than a server's window.
+_MOST_CLOSURES = 512
+
+# How TensorFlow says that a server is gone, or came back without its variables.
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
+
+# Of this process: an epoch of closures is never used again.
+_epochs = itertools.count(1)
+
+
+class Ended(NamedTuple):
+    """What came of a round.
+
+    Attributes:
+      num_done: Closures that count in the tables.
+      result: What the last one returned, as numpy, where all of them count and
+        its worker is still there.
+      error: Why one does not, or None.
+    """
+
+    num_done: int
+    result: Any
+    error: Exception | None
+
+
+class Rounds:
+    """Schedules closures and waits until all have ended."""
+
+    def __init__(
+        self, strategy: Any, step_fn: Callable[..., Any],
+        dataset_fn: Callable[[], Any], *, num_workers: int, deadline: float,
+        seconds: float,
+    ):
+        """Starts with short rounds.
+
+        Args:
+          strategy: A ParameterServerStrategy.
+          step_fn: Takes a batch.
+          dataset_fn: Makes the dataset of a worker.
+          num_workers: Workers of the cluster.
+          deadline: Seconds in which some closure must end.
+          seconds: How long a round is to take.
+        """
+        self._coordinator = (
+            tf.distribute.coordinator.ClusterCoordinator(strategy))
+        self._closure = make_closure(strategy, step_fn)
+        self._dataset_fn = dataset_fn
+        self._iterator: Any = None
+        self._deadline = deadline
+        self._seconds = seconds
+        self._size = 4 * num_workers
+
+    def run(self, most: int) -> Ended:
+        """Runs closures until each counts, or has failed for good.
+
+        An error of one closure makes the coordinator cancel the others, which
+        may have reached some servers: they run again, under the same numbers.
+
+        Args:
+          most: How many at most.
+
+        Raises:
+          LateError: No closure ended within the deadline.
+          tf.errors.OpError: One of `LOST`, or none of a closure.
+        """
+        if self._iterator is None:
+            self._iterator = iter(
+                self._coordinator.create_per_worker_dataset(self._dataset_fn))
+        count = min(self._size, most)
+        began = time.monotonic()
+        # Nothing is under way: what comes of an epoch before is a straggler.
+        epoch = next(_epochs)
+        ended: dict[int, Any] = {}
+        first_error: tf.errors.OpError | None = None
+        todo = list(range(count))
+        while todo:
+            futures, error = self._run_once(epoch, todo)
+            first_error = first_error or error
+            left = [number for number in todo
+                    if number not in futures or _is_cancelled(futures[number])]
+            if len(left) == len(todo) and error is not None:
+                raise error  # Nothing ended: it is none of a closure.
+            ended.update((number, futures[number])
+                         for number in todo if number not in left)
+            todo = left
+        if first_error is not None:
+            good = sum(_error_of(one) is None for one in ended.values())
+            return Ended(good, None, _explained(first_error))
+        self._adapt(count, time.monotonic() - began)
+        return Ended(count, self._fetch(ended[count - 1]), None)
+
+    def _fetch(self, future: Any) -> Any:
+        """What a closure returned; None if its worker is gone since."""
+        try:
+            return waiting.within(future.fetch, self._deadline)
+        except (tf.errors.OpError, waiting.LateError):
+            return None
+
+    def _run_once(
+        self, epoch: int, numbers: list[int],
+    ) -> tuple[dict[int, Any], tf.errors.OpError | None]:
+        """Schedules closures and waits; returns them, and what was raised."""
+        futures: dict[int, Any] = {}
+        try:
+            for number in numbers:
+                futures[number] = self._coordinator.schedule(
+                    self._closure, args=(
+                        self._iterator,
+                        tf.constant([epoch, number], tf.int64)))
+            waiting.within(self._coordinator.join, self._deadline,
+                           list(futures.values()))
+        except LOST:
+            raise
+        except tf.errors.OpError as error:
+            return futures, error
+        return futures, None
+
+    def _adapt(self, count: int, seconds: float):
+        wanted = int(count / max(seconds, 1e-3) * self._seconds)
+        self._size = max(1, min(2 * self._size, _MOST_CLOSURES, wanted))
+
+
+def _explained(error: tf.errors.OpError) -> Exception:
+    if not isinstance(error, tf.errors.OutOfRangeError):
+        return error
+    explained = ValueError(
+        "Argument `dataset_fn` must make a dataset without end; add "
+        "`.repeat()`. Received: one that has ended.")
+    explained.__cause__ = error
+    return explained
+
+
+def _error_of(future: Any) -> tf.errors.OpError | None:
+    """The error of a closure that has ended."""
+    try:
+        _tf_private.wait_for_closure(future)
+    except tf.errors.OpError as error:
+        return error
+    return None
+
+
+def _is_cancelled(future: Any) -> bool:
+    return isinstance(_error_of(future), tf.errors.CancelledError)

@@ -1,0 +1,241 @@
+"""`Run`: training over parameter servers that outlives its processes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import tensorflow as tf
+from absl import logging
+
+from tf_layoutmap import _checks
+from tf_layoutmap.ps import (
+    checkpoints,
+    connection,
+    durations,
+    processes,
+    rounds,
+    waiting,
+)
+from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
+
+_ON_SERVER_LOSS = ("raise", "restart")
+# Between two moments at which no closure is under way.
+_ROUND_SECONDS = 5.0
+# For a process to answer when something is wrong.
+_ANSWER_SECONDS = 5.0
+
+
+class Run:
+    """Schedules steps on workers, and saves what came of them.
+
+    A closure is one step of one worker. When a worker dies, its closure is
+    run again, here or there, and counts once in the tables of a
+    `tlm.TPUEmbedding`. Other variables are written by a closure as often as
+    it runs.
+
+    ```py
+    strategy = tlm.ps.connect()
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding(feature_config, optimizer)
+
+    def step(batch):
+        features, labels = batch
+        embedding.enqueue(features)
+        with tf.GradientTape() as tape:
+            activations = embedding.dequeue()
+            tape.watch(activations)
+            loss = loss_of(activations, labels)
+        embedding.apply_gradients(tape.gradient(loss, activations))
+        return loss
+
+    run = tlm.ps.Run(strategy, step, dataset_fn, "/shared/checkpoints",
+                     objects={"embedding": embedding})
+    run.steps(10_000)
+    ```
+
+    Started again, the same program goes on where its newest checkpoint is:
+    `steps(10_000)` takes what is left of 10,000.
+
+    Attributes:
+      num_done: Closures that count in the tables, those of the checkpoint
+        that it went on from included.
+    """
+
+    def __init__(
+        self, strategy: Any, step_fn: Callable[..., Any],
+        dataset_fn: Callable[[], Any], checkpoint_dir: str | os.PathLike, *,
+        objects: Mapping[str, Any], save_every: str | float = "5min",
+        on_server_loss: str = "raise", step_deadline: str | float = "10min",
+        max_to_keep: int = 3,
+    ):
+        """Reads the newest checkpoint, if there is one.
+
+        Args:
+          strategy: What `connect` returned.
+          step_fn: Takes one batch, on a worker; called in its `strategy.run`
+            and traced once. It takes one step of each embedding.
+          dataset_fn: Makes the dataset of a worker, without end
+            (`Dataset.repeat`); called on each worker.
+          checkpoint_dir: A folder that this process and all servers see under
+            the same name.
+          objects: What is saved, by name: the embedding, and all else that
+            training changes.
+          save_every: Time between checkpoints, as `"5min"` or seconds. One is
+            written at the end of `steps`, too.
+          on_server_loss: `"raise"`: a `ServerLostError`. `"restart"`: this
+            program starts anew, in the same process, with its arguments. It
+            waits in `connect` until the server is there again, and goes on
+            from the newest checkpoint.
+          step_deadline: How long no closure may end.
+          max_to_keep: Checkpoints to keep, at least 1.
+
+        Raises:
+          TypeError: If a function or an object is none.
+          ValueError: If a setting is invalid, or a checkpoint does not have
+            what `objects` needs.
+          OSError: If the folder cannot be written to.
+        """
+        all_processes = connection.processes_of(strategy)
+        if all_processes is None:
+            raise TypeError(
+                "Argument `strategy` must be what `tlm.ps.connect` returned. "
+                f"Received: {strategy!r}.")
+        for name, function in [("step_fn", step_fn),
+                               ("dataset_fn", dataset_fn)]:
+            if not callable(function):
+                raise TypeError(f"Argument `{name}` must be callable. "
+                                f"Received: {function!r}.")
+        if not objects:
+            raise ValueError(
+                "Argument `objects` must have what is saved, by name. "
+                f"Received: {objects!r}.")
+        _checks.check_one_of("on_server_loss", on_server_loss, _ON_SERVER_LOSS)
+        _checks.check_int("max_to_keep", max_to_keep, lowest=1)
+        self._save_seconds = durations.read_seconds(save_every, "save_every")
+        self._deadline = durations.read_seconds(step_deadline, "step_deadline")
+        self._restarts = on_server_loss == "restart"
+        self._processes = all_processes
+        self._folder = checkpoints.CheckpointFolder(
+            checkpoint_dir, max_to_keep)
+        self._checkpoint = tf.train.Checkpoint(**objects)
+        self._rounds = rounds.Rounds(
+            strategy, step_fn, dataset_fn,
+            num_workers=sum(one.job == "worker" for one in all_processes),
+            deadline=self._deadline,
+            seconds=min(_ROUND_SECONDS, self._save_seconds))
+        self.num_done = self._restore()
+        self._target = 0
+        self._num_saved = self.num_done
+        self._saved_at = time.monotonic()
+
+    def steps(self, count: int) -> Any:
+        """Trains for so many closures more, and saves.
+
+        A program that was started again calls `steps` as it did before: what
+        the checkpoint holds is not trained again, and calls that it covers
+        return at once.
+
+        Args:
+          count: Closures, at least 0, besides those of the calls before.
+
+        Returns:
+          What `step_fn` returned in the last closure scheduled, as numpy;
+          None if nothing was left to do, or its worker has gone since.
+
+        Raises:
+          TypeError, ValueError: If `count` is no number of closures; or the
+            dataset of a worker has ended.
+          ServerLostError: A server is gone. This process cannot go on: start
+            it again.
+          StepDeadlineError: No closure ended within the deadline; it says who
+            does not answer. This process cannot go on.
+          tf.errors.OpError: A step failed, as by a bad id. It does not count,
+            those around it do; `steps` may be called again, for so many
+            more.
+          OSError: A checkpoint could not be written; the one before is
+            intact.
+        """
+        self._target += _checks.check_int("count", count, lowest=0)
+        result = None
+        while self.num_done < self._target:
+            ended = self._guarded(functools.partial(
+                self._rounds.run, self._target - self.num_done))
+            self.num_done += ended.num_done
+            if ended.error is not None:
+                # What the program asks for next comes on top of what is done.
+                self._target = self.num_done
+                raise ended.error
+            result = ended.result
+            if time.monotonic() - self._saved_at >= self._save_seconds:
+                self.save()
+        if self._num_saved != self.num_done:
+            self.save()
+        return result
+
+    def save(self):
+        """Writes a checkpoint now.
+
+        Raises:
+          ServerLostError, StepDeadlineError, OSError: As of `steps`.
+        """
+        self._guarded(lambda: self._folder.save(
+            self.num_done, lambda prefix: waiting.within(
+                lambda: self._checkpoint.write(prefix), self._deadline)))
+        self._num_saved = self.num_done
+        self._saved_at = time.monotonic()
+
+    def _restore(self) -> int:
+        newest = self._folder.newest()
+        if newest is None:
+            return 0
+        logging.info("Going on after %d closures, from %s.", newest.num_done,
+                     newest.prefix)
+        try:
+            self._checkpoint.read(
+                newest.prefix).assert_existing_objects_matched()
+        except AssertionError as error:
+            raise ValueError(
+                "Argument `objects` must be what the newest checkpoint was "
+                f"written of, {newest.prefix!r}: {error}") from None
+        return newest.num_done
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        """Says who is gone, where TensorFlow or nobody says anything."""
+        try:
+            return call()
+        except waiting.LateError:
+            wrong = processes.silent(self._processes, _ANSWER_SECONDS)
+            raise StepDeadlineError(
+                f"No step has ended within {self._deadline:g} s. "
+                f"{'; '.join(wrong) or 'All processes answer'}. "
+                f"{self._remedy()}") from None
+        except rounds.LOST as error:
+            self._lose_server(error)
+
+    def _lose_server(self, error: tf.errors.OpError) -> NoReturn:
+        wrong = processes.silent(
+            [one for one in self._processes if one.job == "ps"],
+            _ANSWER_SECONDS)
+        message = (
+            "A parameter server is lost, or was started again: "
+            f"{'; '.join(wrong) or 'all answer by now'}. What it held is "
+            f"gone. {self._remedy()}")
+        if not self._restarts:
+            raise ServerLostError(message) from error
+        logging.error("%s This program starts anew.", message)
+        logging.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+    def _remedy(self) -> str:
+        newest = self._folder.newest()
+        where = (f"it goes on after {newest.num_done} closures" if newest else
+                 "there is no checkpoint yet")
+        return (f"Start missing servers and this program again: {where} "
+                f"({self.num_done} were done).")
