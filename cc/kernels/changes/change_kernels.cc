@@ -11,7 +11,7 @@
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/kernels/changes/row_values.h"
-#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -17,7 +17,7 @@
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/gather.h"
 #include "cc/core/tables/sharded_view.h"
-#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/op_kernel.h"

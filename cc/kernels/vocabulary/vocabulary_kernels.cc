@@ -18,7 +18,7 @@
 #include "cc/core/vocabulary/admit_keys.h"
 #include "cc/core/vocabulary/evict_keys.h"
 #include "cc/kernels/changes/row_values.h"
-#include "cc/kernels/engine_resource.h"
+#include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
