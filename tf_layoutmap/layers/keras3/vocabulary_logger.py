@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
 from tf_layoutmap.vocabulary import epoch_stats
 
@@ -35,13 +36,15 @@ class VocabularyLogger(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, layer: TPUEmbedding, log_dir: str | None = None,
+        self, layer: TPUEmbedding | ShardedEmbedding,
+        log_dir: str | None = None,
         names: Sequence[str] = ("load", "share_known", "num_evicted"),
     ):
         """Makes the callback.
 
         Args:
-          layer: Whose tables with open vocabularies it looks at.
+          layer: Whose tables with open vocabularies it looks at. The table of
+            a `ShardedEmbedding` has the name of the layer.
           log_dir: A folder for TensorBoard, or None.
           names: What to tell: `"load"` and `"num_keys"` at the end of the
             epoch; and of the epoch `"share_known"`: which share of the lookups
@@ -54,12 +57,12 @@ class VocabularyLogger(keras.callbacks.Callback):
           ValueError: If a name is another one.
         """
         super().__init__()
-        if not isinstance(layer, TPUEmbedding):
+        if not isinstance(layer, TPUEmbedding | ShardedEmbedding):
             raise TypeError(
-                "Argument `layer` must be a tlm.layers.TPUEmbedding. "
-                f"Received: {layer!r}.")
+                "Argument `layer` must be a tlm.layers.TPUEmbedding, or a "
+                f"ShardedEmbedding. Received: {layer!r}.")
         self._stats = epoch_stats.EpochStats(
-            lambda: layer.embedding.vocabularies, names, log_dir)
+            layer._named_vocabularies, names, log_dir)
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None,

@@ -14,13 +14,14 @@ def message(layer: str, tables: Sequence[str]) -> str:
     """
     what = f"Layer {layer!r}" + (
         f" (tables {', '.join(map(repr, tables))})" if tables else "")
+    traced = " (call the layer there with training=True)" * bool(tables)
     return (
         f"{what} got no gradient in this training step, so its tables would "
         "not be trained. Likely causes: the layer was not called in this "
         "step, or outside of the `tf.GradientTape`; the loss does not depend "
         "on its output, or only through `tf.stop_gradient` or an operation "
         "without a gradient; or it was called in a `tf.function` that was "
-        "first called outside of the tape (call the layer there with "
-        "training=True). For a step without this layer leave its weight out "
-        "of what the optimizer is given; for tables that are not to be "
-        "trained set `trainable = False` of the layer before `compile`.")
+        f"first called outside of the tape{traced}. For a step without this "
+        "layer leave its weight out of what the optimizer is given; for tables "
+        "that are not to be trained set `trainable = False` of the layer "
+        "before `compile`.")
