@@ -46,6 +46,8 @@ LEVELS = {
     "embedding.optimizers": 0,
     "embedding.spec": 0,
     "embedding.inspection.id_counts": 0,
+    "embedding.inspection.key_counts": 0,
+    "embedding.inspection.svg_plots": 0,
     "layers.layer_base": 0,
     "serving.report": 0,
     "serving.stand_ins": 0,
