@@ -75,6 +75,14 @@ class Vocabulary:
         """
         return self._variables[KEYS]
 
+    @property
+    def count_variable(self) -> Any:
+        """How often each key was used, `[num_buckets, 8]` int32, by place.
+
+        With `half_life_steps`, as it was when the key was used last.
+        """
+        return self._variables[COUNTS]
+
     def lookup(self, keys: Any) -> tf.Tensor:
         """Returns the row of each key, or -1.
 
