@@ -26,10 +26,10 @@ import rich.table
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
-from completion import names, stream  # noqa: E402
-from completion.baselines import recall_and_mrr  # noqa: E402
-from completion.data import python_source  # noqa: E402
-from completion.data.corpus import Corpus  # noqa: E402
+from completion import names, stream
+from completion.baselines import recall_and_mrr
+from completion.data import python_source
+from completion.data.corpus import Corpus
 
 BATCH = 256
 NUM_NEGATIVES = 512

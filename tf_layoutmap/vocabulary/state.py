@@ -75,14 +75,6 @@ class Vocabulary:
         """
         return self._variables[KEYS]
 
-    @property
-    def count_variable(self) -> Any:
-        """How often each key was used, `[num_buckets, 8]` int32, by place.
-
-        With `half_life_steps`, as it was when the key was used last.
-        """
-        return self._variables[COUNTS]
-
     def lookup(self, keys: Any) -> tf.Tensor:
         """Returns the row of each key, or -1.
 
@@ -106,6 +98,14 @@ class Vocabulary:
     def contains(self, keys: Any) -> tf.Tensor:
         """Returns whether each key has a row; see `lookup`."""
         return self.lookup(keys) >= 0
+
+    @property
+    def count_variable(self) -> Any:
+        """How often each key was used, `[num_buckets, 8]` int32, by place.
+
+        With `half_life_steps`, as it was when the key was used last.
+        """
+        return self._variables[COUNTS]
 
     def rows_by_stock_ops(
         self, keys: tf.Tensor, kind: int = key_tensors.INTEGERS,

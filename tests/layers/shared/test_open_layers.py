@@ -320,6 +320,18 @@ def test_a_mesh_is_refused():
 
 
 @both
+def test_weights_without_the_table_are_not_set(version, layers):
+    """Else the best weights would be restored without it, in silence."""
+    model, _ = model_of(version, layers)
+    with pytest.raises(RuntimeError, match="'words' are no weights of Keras"):
+        model.set_weights(model.get_weights())
+    best = version.callbacks.EarlyStopping(
+        "loss", patience=1, restore_best_weights=True)
+    with pytest.raises(RuntimeError, match="ModelCheckpoint"):
+        model.fit(*data(), epochs=2, verbose=0, callbacks=[best])
+
+
+@both
 def test_replicas_are_refused(version, layers):
     del version
     with mirrored(2).scope(), pytest.raises(

@@ -40,10 +40,16 @@ class StepWeight(TakesGradients, keras.Variable):
             self._steps.layer_name, self._steps.table_names)
 
     def assign(self, value: Any) -> Any:
-        """Takes a step inside an optimizer's `apply`; else writes `value`."""
+        """Takes a step inside an optimizer's `apply`; else refuses.
+
+        Raises:
+          RuntimeError: `set_weights`, which has no tables, is called.
+          ValueError: The optimizer accumulates gradients.
+        """
         optimizer = _keras_private.applying_optimizer()
         if optimizer is None:
-            return super().assign(value)
+            raise RuntimeError(missing_gradients.tables_are_no_weights(
+                self._steps.layer_name))
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             raise ValueError(

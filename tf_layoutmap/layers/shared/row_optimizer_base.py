@@ -35,7 +35,7 @@ class RowUpdates(RowOptimizerSaving):
     # Applied to the rows that a step has changed; a layer sets it.
     row_constraint: Any = None
     # Of a table that the host engine trains: returns its slot variables.
-    engine_slots: Callable[[], dict[str, Any]] | None = None
+    _engine_slots: Callable[[], dict[str, Any]] | None = None
     learning_rate: Any
     _accumulated_ids: tf.Variable | None = None
     _accumulated_gradients_of_ids: tf.Variable | None = None
@@ -97,7 +97,7 @@ class RowUpdates(RowOptimizerSaving):
     def _schedule(cls) -> type:
         return cls._keras.optimizers.schedules.LearningRateSchedule
 
-    def asked_rule(self) -> OptimizerSpec:
+    def _asked_rule(self) -> OptimizerSpec:
         """The rule for an engine, which asks for the learning rate each time.
         """
         return dataclasses.replace(
@@ -109,8 +109,8 @@ class RowUpdates(RowOptimizerSaving):
     @property
     def slots(self) -> dict[str, Any]:
         """The slot variables by name: tables with the shards of the table."""
-        if self.engine_slots is not None:
-            return self.engine_slots()
+        if self._engine_slots is not None:
+            return self._engine_slots()
         return self._own_slots()
 
     def _own_slots(self) -> dict[str, Any]:

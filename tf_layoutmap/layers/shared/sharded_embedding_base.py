@@ -145,7 +145,7 @@ class EmbeddingCore(LayerBase):
             initializer=self.embeddings_initializer, optimizer=self.optimizer,
             num_shards=self.num_shards, mask_zero=self.mask_zero)
         vars(self)["_key_table"] = table
-        vars(self.optimizer)["engine_slots"] = lambda: table.slots
+        vars(self.optimizer)["_engine_slots"] = lambda: table.slots
         self._track_embedding(table.embedding)
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:

@@ -35,7 +35,6 @@ class KeyTable:
     """A table whose ids are keys, trained by the host engine.
 
     Attributes:
-      settings: The `OpenVocabulary`.
       embedding: The `tlm.TPUEmbedding` that holds it.
       layer_name: Name of the layer.
       table_names: None: the layer is the table.
@@ -60,9 +59,10 @@ class KeyTable:
           ValueError: If values of the initializer cannot be drawn by key.
           NotImplementedError: On a TPU, and of several processes.
         """
-        self.settings = settings
+        self._settings = settings
         self.layer_name = layer
         self.table_names: list[str] = []
+        self._is_built = False
         self._dim = dim
         self._optimizer = optimizer
         self._mask_zero = mask_zero
@@ -76,7 +76,7 @@ class KeyTable:
         table = _tpu.TableConfig(
             settings.capacity, dim, initializer, combiner="sum", name=_TABLE)
         self.embedding = TPUEmbedding(
-            _tpu.FeatureConfig(table, name=layer), optimizer.asked_rule(),
+            _tpu.FeatureConfig(table, name=layer), optimizer._asked_rule(),
             partitioner=partitioners.FixedShardsPartitioner(num_shards),
             vocabularies={_TABLE: own_settings})
         self._access = LayerAccess(self.embedding)
@@ -85,6 +85,15 @@ class KeyTable:
     def build(self) -> None:
         """Makes the table."""
         self.embedding.build()
+        self._is_built = True
+
+    @property
+    def settings(self) -> OpenVocabulary:
+        """What the layer was made with, in the capacity that it has now."""
+        if not self._is_built:
+            return self._settings
+        capacity = self.embedding.vocabularies[_TABLE].settings.capacity
+        return dataclasses.replace(self._settings, capacity=capacity)
 
     @property
     def rows(self) -> Any:
@@ -100,7 +109,9 @@ class KeyTable:
     def vocabulary(self) -> Vocabulary:
         """What can be asked of its keys."""
         found = self.embedding.vocabularies[_TABLE]
-        found.name, found.settings = self.layer_name, self.settings
+        found.name = self.layer_name
+        found.settings = dataclasses.replace(
+            found.settings, seed=self._settings.seed)
         return found
 
     # A lookup.

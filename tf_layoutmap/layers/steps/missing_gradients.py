@@ -1,4 +1,4 @@
-"""The error for a table that gets no gradient in a training step."""
+"""Errors for tables that get no gradient, or no values, from Keras."""
 
 from collections.abc import Sequence
 
@@ -25,3 +25,12 @@ def message(layer: str, tables: Sequence[str]) -> str:
         "layer leave its weight out of what the optimizer is given; for tables "
         "that are not to be trained set `trainable = False` of the layer "
         "before `compile`.")
+
+
+def tables_are_no_weights(layer: str) -> str:
+    """Returns why `set_weights` is refused, and what to do instead."""
+    return (
+        f"The tables of layer {layer!r} are no weights of Keras: `get_weights` "
+        "has not got them, so `set_weights`, and EarlyStopping with "
+        "restore_best_weights=True, would leave them as they are. Use "
+        "`save_weights` and `load_weights`, or ModelCheckpoint.")

@@ -33,6 +33,17 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
         found.steps = steps
         return found
 
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuses `set_weights` where it has no tables.
+
+        Raises:
+          RuntimeError: It has none.
+        """
+        if self.missing_table() is not None:
+            raise RuntimeError(missing_gradients.tables_are_no_weights(
+                self.steps.layer_name))
+        return super().assign(value, *args, **kwargs)
+
     def missing_gradient(self) -> str:
         """Returns what to say where a step brings no gradient."""
         return missing_gradients.message(

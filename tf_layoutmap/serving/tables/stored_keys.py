@@ -17,7 +17,7 @@ class StoredKeys:
     def __init__(self, vocabulary: state.Vocabulary):
         """Copies the keys that have rows now."""
         self._name = vocabulary.name
-        self._num_buckets = vocabulary.settings.num_buckets
+        self._num_buckets = int(vocabulary.key_variable.shape[0])
         self._are = vocabulary.stats()["keys_are"]
         with tf.device("CPU:0"):
             self.variable = tf.Variable(
