@@ -21,6 +21,7 @@ from benchmarks import (
     sharded_variable,
     workloads,
 )
+from benchmarks.vocabularies import peers
 
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 15, "How often each contestant is timed.", lower_bound=1)
@@ -38,6 +39,7 @@ _BENCHMARKS = {"embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
                "model_creation": model_creation.report,
                "open_vocabulary": open_vocabulary.report,
+               "open_vocabulary_peers": peers.report,
                "serving": serving.report,
                "sharded_embedding": sharded_embedding.report,
                "sharded_variable": sharded_variable.report}

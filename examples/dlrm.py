@@ -3,6 +3,7 @@
     python examples/dlrm.py
     python examples/dlrm.py --data=/path/to/train.txt --max_lines=2000000
     python examples/dlrm.py --replicas=2
+    python examples/dlrm.py --open_vocabulary
 
 Without --data it makes a small file of that format: skewed values, blanks,
 and clicks drawn from planted chances. 26 tables are trained by their own
@@ -47,6 +48,12 @@ _DIM = flags.DEFINE_integer(
 _MAX_ROWS = flags.DEFINE_integer(
     "max_rows", _DEFAULTS.max_rows, "Rows of a table at most; more values "
     "than that share them.", lower_bound=2)
+_OPEN = flags.DEFINE_bool(
+    "open_vocabulary", False, "Take the hexadecimal values as keys, which get "
+    "rows as they come, instead of hashing them to rows.")
+_CAPACITY = flags.DEFINE_integer(
+    "capacity", 10_000, "With --open_vocabulary: keys of each table.",
+    lower_bound=8)
 _REPLICAS = flags.DEFINE_integer(
     "replicas", 1, "Logical CPUs that share each batch; the tables stay one.",
     lower_bound=1, upper_bound=16)
@@ -56,6 +63,10 @@ flags.register_multi_flags_validator(
     ["batch_size", "replicas"],
     lambda given: given["batch_size"] % given["replicas"] == 0,
     "--batch_size must be a multiple of --replicas.")
+flags.register_multi_flags_validator(
+    ["open_vocabulary", "replicas"],
+    lambda given: not given["open_vocabulary"] or given["replicas"] == 1,
+    "--open_vocabulary needs --replicas=1: Keras does not divide strings.")
 
 
 def main(argv: list[str]) -> None:
@@ -65,7 +76,8 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)
     settings = Settings(
         batch_size=_BATCH_SIZE.value, epochs=_EPOCHS.value, dim=_DIM.value,
-        max_rows=_MAX_ROWS.value, seed=_SEED.value)
+        max_rows=_MAX_ROWS.value, seed=_SEED.value,
+        capacity=_CAPACITY.value if _OPEN.value else None)
     report = Report()
     with in_a_sentence(DataError):
         # Only now, as it takes seconds: a wrong flag is answered at once.

@@ -4,11 +4,15 @@
     python examples/next_identifier.py --data=/path/to/my/python/files
     python examples/next_identifier.py --data=movielens
     python examples/next_identifier.py --mesh=2x2
+    python examples/next_identifier.py --open_vocabulary
 
 It reads the standard library of the Python that runs it, trains sharded
 embedding tables and a small Keras tower, measures them on files it has not
 seen, and exports a model that plain TensorFlow serves. Started again, it goes
-on from its newest checkpoint, with its tower on any mesh or on none.
+on from its newest checkpoint, with its tower on any mesh or on none. With
+--open_vocabulary a smaller model reads the files once, in their order, with
+identifiers as strings and without counting them before, compared with itself
+on a vocabulary that was counted.
 """
 
 from __future__ import annotations
@@ -50,10 +54,20 @@ _MAX_HELD_OUT = flags.DEFINE_integer(
 _MESH = flags.DEFINE_string(
     "mesh", None, "Logical CPUs along the axes batch and model, such as 2x2, "
     "that the dense tower is sharded over; the tables stay with the host.")
+_OPEN = flags.DEFINE_bool(
+    "open_vocabulary", False, "Learn identifiers as they come, in the order "
+    "of the files; no checkpoint is kept.")
+_CAPACITY = flags.DEFINE_integer(
+    "capacity", 10_000, "With --open_vocabulary: identifiers of each table.",
+    lower_bound=8)
 _SEED = flags.DEFINE_integer(
     "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0)
 flags.register_validator(
     "mesh", logical_mesh.is_shape, "must look like 2x2, each size 1 to 99.")
+flags.register_multi_flags_validator(
+    ["open_vocabulary", "mesh"],
+    lambda given: not (given["open_vocabulary"] and given["mesh"]),
+    "--open_vocabulary is not for a --mesh.")
 
 
 def read(data: str) -> Corpus:
@@ -79,6 +93,12 @@ def main(argv: list[str]) -> None:
     with in_a_sentence(DataError):
         corpus = read(_DATA.value)
         # Only now, as it takes seconds: a wrong flag is answered at once.
+        if _OPEN.value:
+            from completion import stream_run
+
+            stream_run.run(corpus, settings, report, capacity=_CAPACITY.value,
+                           max_held_out=_MAX_HELD_OUT.value)
+            return
         from completion import run
 
         run.run(corpus, settings, report, data=_DATA.value,

@@ -80,6 +80,10 @@ _NAMES.check_method(LegacyOptimizer, "_create_all_weights", "var_list")
 if not hasattr(tf.Module, "_deferred_dependencies"):
     raise _NAMES.refusal("where `Trackable._deferred_dependencies` is missing")
 
+# What .h5 files of old hold of a layer: its weights, in an order of their own.
+HDF5_FORMAT = importlib.import_module("tf_keras.src.saving.legacy.hdf5_format")
+_NAMES.find("saving.legacy.hdf5_format", "_legacy_weights")
+
 # Whether a tf_keras layer is being called, and which.
 call_context = _NAMES.find("engine.base_layer_utils", "call_context")
 

@@ -31,18 +31,19 @@ class Peer:
     def open(self, workload: workloads.Workload,
              seeds: list[int]) -> dict[str, str]:
         """Makes the tables of a workload; returns the peer's versions."""
-        return self._ask("open", workload.name, seeds)
+        return self.ask("open", workload.name, seeds)
 
     def call(self, verb: str, batch: int) -> timing.Milliseconds:
         """Runs `verb` on a batch."""
-        return timing.Milliseconds(self._ask(verb, batch))
+        return timing.Milliseconds(self.ask(verb, batch))
 
     def close(self) -> None:
         """Ends the process."""
         self._process.stdin.close()
         self._process.wait()
 
-    def _ask(self, *command):
+    def ask(self, *command):
+        """Returns the answer to a command, as the peer's module says."""
         print(json.dumps(command), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:

@@ -102,7 +102,7 @@ def _is_int64(fact: bytes) -> bool:
         len(fact) < 19 or -2**63 <= int(fact) < 2**63)
 
 
-def training_batches(clicks: Clicks, rows: list[int], batch_size: int, *,
+def training_batches(clicks: Clicks, rows: list[int] | None, batch_size: int, *,
                      first_epoch: int, epochs: int, seed: int,
                      ) -> tf.data.Dataset:
     """Returns batches of features and labels, epoch after epoch.
@@ -123,7 +123,7 @@ def training_batches(clicks: Clicks, rows: list[int], batch_size: int, *,
         batches, (epochs - first_epoch) * (clicks.num_training // batch_size))
 
 
-def held_out_batches(clicks: Clicks, rows: list[int], batch_size: int,
+def held_out_batches(clicks: Clicks, rows: list[int] | None, batch_size: int,
                      ) -> tf.data.Dataset:
     """Returns batches of the held-out lines, in their order."""
     lines = tf.data.TextLineDataset(str(clicks.path)).skip(
@@ -133,22 +133,24 @@ def held_out_batches(clicks: Clicks, rows: list[int], batch_size: int,
     return _counted(batches, -(-clicks.num_held_out // batch_size))
 
 
-def read_lines(lines: tf.Tensor, rows: list[int]):
+def read_lines(lines: tf.Tensor, rows: list[int] | None):
     """Returns features and labels of lines as in `train.txt`."""
     label, *facts = _split(lines, [[0]] + _BLANKS)
     return _features(facts, rows), tf.cast(label, tf.float32)[:, tf.newaxis]
 
 
-def read_facts(lines: tf.Tensor, rows: list[int]) -> dict[str, tf.Tensor]:
+def read_facts(
+    lines: tf.Tensor, rows: list[int] | None,
+) -> dict[str, tf.Tensor]:
     """Returns features of lines as in `test.txt`, by stock operations.
 
     Args:
       lines: `[num_lines]` strings.
-      rows: Of each category's table.
+      rows: Of each category's table; None for values as they are.
 
     Returns:
       `numbers`, `[num_lines, 13]` float32, and for each category its row,
-      `[num_lines]` int64.
+      `[num_lines]` int64, or its value, strings.
     """
     return _features(_split(lines, _BLANKS), rows)
 
@@ -172,6 +174,10 @@ def _features(facts, rows):
     numbers = tf.cast(tf.stack(facts[:NUM_NUMBERS], axis=1), tf.float32)
     # Counts over many magnitudes; a few are negative, which says "none" too.
     features = {"numbers": tf.math.log1p(tf.maximum(numbers, 0))}
+    if rows is None:
+        # A blank is a key as any other.
+        return {**features, **dict(zip(
+            CATEGORIES, facts[NUM_NUMBERS:], strict=True))}
     for name, values, num_rows in zip(
             CATEGORIES, facts[NUM_NUMBERS:], rows, strict=True):
         features[name] = tf.where(

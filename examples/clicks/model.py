@@ -13,7 +13,8 @@ import tensorflow as tf
 from clicks.criteo import CATEGORIES, NUM_NUMBERS
 from clicks.settings import Settings
 
-# Imported by name: so Keras knows the layer when it loads a model.
+# The layer by name: so Keras knows it when it loads a model.
+from tf_layoutmap import OpenVocabulary
 from tf_layoutmap.layers import TPUEmbedding
 
 TABLES = "tables"
@@ -33,17 +34,27 @@ class Products(keras.layers.Layer):
         return keras.ops.take(flat, below, axis=1)
 
 
-def build_model(table_rows: list[int], settings: Settings) -> keras.Model:
+def build_model(table_rows: list[int] | None,
+                settings: Settings) -> keras.Model:
     """Returns the compiled model.
 
     Args:
-      table_rows: Rows of each category's table.
+      table_rows: Rows of each category's table; None for tables that take
+        values as they come.
       settings: Of the run.
 
     Returns:
       A model from what `criteo.read_facts` gives to a logit, `[B, 1]`.
     """
     tpu = tf.tpu.experimental.embedding
+    vocabularies = None
+    if table_rows is None:
+        table_rows = [settings.capacity] * len(CATEGORIES)
+        vocabularies = {
+            # Values that came once share a row.
+            name: OpenVocabulary(settings.capacity, admission="count",
+                                 min_count=2, unknown="row")
+            for name in CATEGORIES}
     features = {
         name: tpu.FeatureConfig(tpu.TableConfig(
             num_rows, settings.dim, keras.initializers.RandomNormal(
@@ -53,10 +64,12 @@ def build_model(table_rows: list[int], settings: Settings) -> keras.Model:
         for number, (name, num_rows) in enumerate(
             zip(CATEGORIES, table_rows, strict=True))}
     tables = TPUEmbedding(
-        features, tpu.Adagrad(settings.table_rate), name=TABLES)
+        features, tpu.Adagrad(settings.table_rate), name=TABLES,
+        vocabularies=vocabularies)
 
     numbers = keras.Input([NUM_NUMBERS], name="numbers")
-    categories = {name: keras.Input([], dtype="int64", name=name)
+    dtype = "int64" if vocabularies is None else "string"
+    categories = {name: keras.Input([], dtype=dtype, name=name)
                   for name in CATEGORIES}
     found = tables(categories)
     dense = numbers

@@ -50,12 +50,16 @@ def run(report: Report, settings: Settings, *, data: str | None,
             "the format of Criteo's, their values are skewed as Zipf's law "
             f"has it, and clicks are drawn from planted chances ({path}).")
     clicks = look_through(path, max_lines)
-    table_rows = clicks.table_rows(settings.max_rows)
+    counted_rows = clicks.table_rows(settings.max_rows)
+    is_open = settings.capacity is not None
+    table_rows = None if is_open else counted_rows
     _show_data(report, clicks)
 
     if fresh:
         forget(folder)
-    claim_folder(folder, {"dim": settings.dim, "rows": table_rows})
+    claim_folder(folder, {
+        "dim": settings.dim, "rows": counted_rows,
+        **({"capacity": settings.capacity} if is_open else {})})
     saved = training.newest(folder)
     model = training.make_or_load(strategy, settings, table_rows, folder)
     _show_plan(report, model, replicas)
@@ -64,20 +68,25 @@ def run(report: Report, settings: Settings, *, data: str | None,
         report.say(f"Nothing left to train: --epochs={settings.epochs}. "
                    "--fresh starts over.")
     planted = planted_chances(path) if data is None else None
+    if is_open:
+        _show_keys(report, model, clicks)
     compare(report, model, clicks, table_rows, settings, planted)
     serve(report, model, clicks, table_rows, folder)
     report.farewell()
 
 
 def compare(report: Report, model: keras.Model, clicks: Clicks,
-            table_rows: list[int], settings: Settings,
+            table_rows: list[int] | None, settings: Settings,
             planted: np.ndarray | None) -> None:
     """Compares the model with rates by counting, on held-out lines."""
     held_out = held_out_batches(clicks, table_rows, settings.batch_size)
-    features, labels = _arrays(held_out)
+    # Counts are by row, whatever the model takes.
+    counted_rows = clicks.table_rows(settings.max_rows)
+    features, labels = _arrays(
+        held_out_batches(clicks, counted_rows, settings.batch_size))
     rates = ClickRates(*_arrays(tf.data.TextLineDataset(
         str(clicks.path)).take(clicks.num_training).batch(4096).map(
-            lambda lines: read_lines(lines, table_rows))))
+            lambda lines: read_lines(lines, counted_rows))))
     figures = {
         "one rate for all": np.full(len(labels), rates.mean),
         "click rates of values": rates.chances(features),
@@ -106,7 +115,7 @@ def compare(report: Report, model: keras.Model, clicks: Clicks,
 
 
 def serve(report: Report, model: keras.Model, clicks: Clicks,
-          table_rows: list[int], folder: Path) -> None:
+          table_rows: list[int] | None, folder: Path) -> None:
     """Exports, and holds the answers of another process against our own.
 
     Raises:
@@ -169,6 +178,26 @@ def _show_plan(report, model, replicas):
     report.table("The plan", ["weights", "MB", "MB of optimizer",
                               "optimizer", "held"], rows,
                  numbers=["MB", "MB of optimizer"])
+
+
+def _show_keys(report, model, clicks):
+    vocabularies = model.get_layer(TABLES).embedding.vocabularies
+    stats = [one.stats() for one in vocabularies.values()]
+
+    def total(name):
+        return f"{sum(one[name] for one in stats):,}"
+
+    lookups = sum(one["num_lookups"] for one in stats)
+    known = sum(one["num_known"] for one in stats)
+    report.table("Values as they came: nothing was hashed to a number of rows",
+                 ["", ""], [
+        ("distinct values of the training lines",
+         f"{sum(clicks.num_distinct):,}"),
+        ("values with a row", total("num_keys")),
+        ("rows", total("num_rows")),
+        ("lookups that found a row",
+         f"{known / lookups:.1%}" if lookups else "none yet"),
+        ("values that gave their row away", total("num_evicted"))])
 
 
 def _arrays(batches):

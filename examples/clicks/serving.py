@@ -18,16 +18,17 @@ _ANSWERING = Path(__file__).with_name("answering.py")
 class Served(tf.Module):
     """From lines of `test.txt` to chances, by stock TensorFlow ops only."""
 
-    def __init__(self, model: keras.Model, table_rows: list[int]):
+    def __init__(self, model: keras.Model, table_rows: list[int] | None):
         """Takes a trained model; its tables are exported whole."""
         super().__init__()
         self._model = model
-        self._table_rows = tuple(table_rows)
+        # Not a list, which would be tracked.
+        self._table_rows = table_rows and tuple(table_rows)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
     def chances(self, lines):
         """Returns the chance of a click, `[num_lines]` float32."""
-        features = read_facts(lines, list(self._table_rows))
+        features = read_facts(lines, self._table_rows)
         return tf.sigmoid(self._model(features, training=False))[:, 0]
 
 

@@ -22,7 +22,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def make_or_load(strategy: tf.distribute.Strategy, settings: Settings,
-                 table_rows: list[int], folder: Path) -> keras.Model:
+                 table_rows: list[int] | None, folder: Path) -> keras.Model:
     """Returns the newest model, or a new one, compiled.
 
     What was saved knows of no strategy.
@@ -48,7 +48,7 @@ def make_or_load(strategy: tf.distribute.Strategy, settings: Settings,
                 "--fresh.") from error
 
 
-def train(model: keras.Model, clicks: Clicks, table_rows: list[int],
+def train(model: keras.Model, clicks: Clicks, table_rows: list[int] | None,
           settings: Settings, folder: Path) -> bool:
     """Trains until all epochs are done, in this run or before.
 

@@ -68,4 +68,6 @@ ROWS = [
               "The optimizer updates all rows of a table."),
     _tf_keras("LegacyOptimizer", "_create_all_weights", "legacy_create",
               "Slot variables as large as the table are made."),
+    _tf_keras("HDF5_FORMAT", "_legacy_weights", "legacy_weights",
+              "An .h5 file of old leaves tables with keys out."),
 ]

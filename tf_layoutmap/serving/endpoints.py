@@ -13,6 +13,7 @@ from tf_layoutmap.embedding.api.layer_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
 from tf_layoutmap.serving import signatures, stand_ins, subjects
+from tf_layoutmap.serving.tables import stored_keys
 from tf_layoutmap.serving.tables.sources import Source
 from tf_layoutmap.serving.tables.stored_variable import StoredVariable
 
@@ -23,6 +24,7 @@ class Exported(tf.Module):
     Attributes:
       serve: The function.
       tables: Variables of tables.
+      keys: Variables with the keys of tables whose ids are keys.
       variables_of_model: All other variables of a model.
       resources: Lookup tables of its layers.
     """
@@ -31,6 +33,7 @@ class Exported(tf.Module):
         super().__init__()
         self.serve = serve
         self.tables: Sequence[StoredVariable] = ()
+        self.keys: Sequence[tf.Variable] = ()
         self.variables_of_model: Sequence[Any] = ()
         self.resources: Sequence[Any] = ()
 
@@ -103,9 +106,15 @@ def _specs_of(one: Any) -> list[Any]:
     if isinstance(one, TPUEmbeddingCore):
         one = one.embedding
     if isinstance(one, TPUEmbedding):
-        spec = tf.RaggedTensorSpec([None, None], tf.int64)
-        return [tf.nest.map_structure(
-            lambda _: spec, LayerAccess(one).feature_config)]
+        access = LayerAccess(one)
+        vocabularies = one.vocabularies
+        dtypes = [
+            stored_keys.id_type(vocabularies[table.name])
+            if table.vocabulary is not None else tf.int64
+            for table in access.spec.tables]
+        return [tf.nest.pack_sequence_as(access.feature_config, [
+            tf.RaggedTensorSpec([None, None], dtypes[feature.table])
+            for feature in access.spec.features])]
     if subjects.is_tf_keras(one):
         known = one.save_spec() if hasattr(one, "save_spec") else None
         return _required(known and list(known[0]), one)

@@ -66,7 +66,8 @@ def export(
       input_signature: A structure of `tf.TensorSpec`, `tf.RaggedTensorSpec`
         and `tf.SparseTensorSpec` for each argument of the call. Of a model,
         what it was built with unless told; of an embedding, ragged int64 ids
-        for each feature. A second argument of an embedding is weights.
+        for each feature, or strings where keys are. A second argument of an
+        embedding is weights.
       dataset: Batches of `(x, y)` or `(x, y, sample_weight)`, finite. The
         metrics of a compiled model are computed with the model and with what
         was exported, which is loaded for it.
@@ -111,6 +112,7 @@ def export(
     module, signatures = endpoints.make(
         model_or_embedding, input_signature, replaced, sources)
     module.tables = variables
+    module.keys = [one.variable for holder in holders for one in holder.keys]
     module.variables_of_model = subjects.other_variables(
         model_or_embedding, holders)
     module.resources = subjects.resources_of(model_or_embedding)

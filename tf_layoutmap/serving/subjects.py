@@ -17,6 +17,7 @@ from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
 from tf_layoutmap.serving.tables.feature_lookup import FeatureLookup
 from tf_layoutmap.serving.tables.row_lookup import RowLookup
 from tf_layoutmap.serving.tables.sources import Source
+from tf_layoutmap.serving.tables.stored_keys import StoredKeys
 from tf_layoutmap.serving.tables.stored_tables import StoredTable
 
 
@@ -30,6 +31,7 @@ class Holder:
       sources: The tables.
       make_lookup: Makes of where the tables are what stands in.
       variables: Those of Keras that are not exported with the model.
+      keys: Of its tables whose ids are keys.
     """
 
     owner: object
@@ -37,6 +39,7 @@ class Holder:
     sources: tuple[Source, ...]
     make_lookup: Callable[[Sequence[StoredTable]], Callable[..., Any]]
     variables: tuple[Any, ...] = ()
+    keys: tuple[StoredKeys, ...] = ()
 
 
 def holders_of(one: Any) -> list[Holder]:
@@ -77,6 +80,12 @@ def _holder_of(one: Any) -> Holder | None:
         return dataclasses.replace(
             _holder_of_embedding(one.embedding, one.name),
             variables=variables)
+    if one.vocabulary is not None:
+        found = _holder_of_embedding(one.embedding, one.name)
+        source, = found.sources
+        return dataclasses.replace(
+            found, variables=variables, sources=(dataclasses.replace(
+                source, name=one.name, aliases=(one,)),))
     return Holder(
         one, one.name, (Source(
             one.name, one.input_dim, one.output_dim,
@@ -101,9 +110,13 @@ def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
                tf.as_dtype(variable.dtype).name,
                lambda variable=variable: variable, (config,))
         for table, (config, variable) in zip(spec.tables, tables.items()))
+    keys = {number: StoredKeys(embedding.vocabularies[table.name])
+            for number, table in enumerate(spec.tables)
+            if table.vocabulary is not None}
     return Holder(
         embedding, name, sources, lambda stored: FeatureLookup(
-            spec, stored, access.out_of_range))
+            spec, stored, access.out_of_range, keys),
+        keys=tuple(keys.values()))
 
 
 def layers_of(model: Any) -> list[Any]:

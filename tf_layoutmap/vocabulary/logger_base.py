@@ -11,8 +11,8 @@ from tf_layoutmap.vocabulary import epoch_stats
 class VocabularyLoggerBase:
     """Adds to the logs of each epoch; a mixin for callbacks of either Keras."""
 
-    # Whose tables it looks at, and its public name.
-    layer_type: ClassVar[type]
+    # Whose tables it looks at, and their public name.
+    layer_types: ClassVar[tuple[type, ...]]
     layer_name: ClassVar[str]
 
     def __init__(
@@ -22,7 +22,8 @@ class VocabularyLoggerBase:
         """Makes the callback.
 
         Args:
-          layer: Whose tables with open vocabularies it looks at.
+          layer: Whose tables with open vocabularies it looks at. The table of
+            a `ShardedEmbedding` has the name of the layer.
           log_dir: A folder for TensorBoard, or None.
           names: What to tell: `"load"` and `"num_keys"` at the end of the
             epoch; and of the epoch `"share_known"`: which share of the lookups
@@ -35,12 +36,12 @@ class VocabularyLoggerBase:
           ValueError: If a name is another one.
         """
         super().__init__()
-        if not isinstance(layer, self.layer_type):
+        if not isinstance(layer, self.layer_types):
             raise TypeError(
                 f"Argument `layer` must be a {self.layer_name}. Received: "
                 f"{layer!r}.")
         self._stats = epoch_stats.EpochStats(
-            lambda: layer.embedding.vocabularies, names, log_dir)
+            layer._named_vocabularies, names, log_dir)
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None,

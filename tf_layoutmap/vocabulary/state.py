@@ -123,14 +123,28 @@ class Vocabulary:
         """Returns whether each key has a row; see `lookup`."""
         return self.lookup(keys) >= 0
 
-    def rows_by_stock_ops(self, keys: tf.Tensor) -> tf.Tensor:
+    @property
+    def count_variable(self) -> Any:
+        """How often each key was used, `[num_buckets, 8]` int32, by place.
+
+        With `half_life_steps`, as it was when the key was used last.
+        """
+        return self._variables[COUNTS]
+
+    def rows_by_stock_ops(
+        self, keys: tf.Tensor, kind: int = key_tensors.INTEGERS,
+    ) -> tf.Tensor:
         """Returns the row of each key, that of unknown keys where it has none.
 
         By TensorFlow's own operations, for graphs that are exported.
 
         Args:
           keys: `[num_keys]` int64, strings hashed.
+          kind: What they were, of `key_tensors.KINDS`. If those before were
+            others, the operation fails.
         """
+        with tf.control_dependencies(self._check_kind(kind)):
+            keys = tf.identity(keys)
         return stock_find.find_rows(
             self.key_variable, self._num_buckets, keys)
 

@@ -17,6 +17,7 @@
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
 
 namespace layoutmap {
@@ -35,6 +36,13 @@ int64_t PlaceOf(int64_t number) { return number % TokenSteps::kMaxOpen; }
 
 float GenerationOf(int64_t number) {
   return 1 + number / TokenSteps::kMaxOpen % kGenerations;
+}
+
+// Whether ids of a batch are keys of an open vocabulary.
+bool HasKeys(const Batch& batch) {
+  return std::any_of(batch.begin(), batch.end(), [](const RaggedIds& ids) {
+    return ids.vocabulary_step() > 0;
+  });
 }
 
 BatchGradients Scaled(const BatchGradients& gradients, float factor) {
@@ -103,7 +111,8 @@ Status TokenSteps::FindLocked(int32_t replica, int64_t token,
         " has expired. Gradients must follow a lookup before " +
         to_string(kMaxOpen) + " newer ones, before an update of one that is " +
         to_string(kKeptBehind) +
-        " lookups newer, and before a reset or a restore (tables " +
+        " lookups newer, before its own update where tables have open "
+        "vocabularies, and before a reset or a restore (tables " +
         TableNames() + ")");
   }
   *batch = found->second;
@@ -284,7 +293,12 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
   for (Replica& r : replicas_) {
     if (r.applying.empty()) continue;
     const int64_t oldest = r.followed.at(r.applying[0].first).token;
-    for (const auto& [number, factor] : r.applying) r.followed.erase(number);
+    for (const auto& [number, factor] : r.applying) {
+      const Followed& applied = r.followed.at(number);
+      // Its rows may be given to other keys from now on.
+      if (HasKeys(*applied.batch)) r.open.erase(applied.token);
+      r.followed.erase(number);
+    }
     const int64_t first_kept = oldest - kKeptBehind;
     r.open.erase(r.open.begin(), r.open.lower_bound(first_kept));
     for (auto it = r.followed.begin(); it != r.followed.end();) {

@@ -13,6 +13,7 @@
 #include "cc/core/engine/engine_test.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
@@ -211,6 +212,37 @@ TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRefused) {
   ExpectRefused(trainer.Apply(last), "have expired");
   EXPECT_EQ(trainer.tables()[0].shards(), before);
   EXPECT_GT(trainer.Open(3), 65);
+}
+
+// Its rows may be given to other keys, which a second update would change.
+TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
+  TokenTrainer trainer(1);
+  const auto num_open = [&] { return trainer.tokens.NumOpen()[0]; };
+  for (const bool has_keys : {false, true}) {
+    auto batch =
+        std::make_shared<Batch>(*trainer.MakeBatch(trainer.BatchOf(1)));
+    if (has_keys) {
+      RaggedIds& ids = (*batch)[0];
+      const std::vector<int64_t> rows(ids.rows().begin(), ids.rows().end());
+      ids.TakeRowsOfKeys(rows, 7);
+    }
+    trainer.tokens.Reset();
+    int64_t token = 0;
+    ExpectOk(trainer.tokens.Open(0, batch, &token));
+    const int64_t other = trainer.Open(2);
+    const Marks marks = trainer.Follow(token, 3);
+    EXPECT_EQ(num_open(), 2);
+    ExpectOk(trainer.Apply(marks));
+    EXPECT_EQ(num_open(), has_keys ? 1 : 2);
+    Marks again;
+    if (has_keys) {
+      ExpectRefused(trainer.TryFollow(token, 3, 0, &again),
+                    "before its own update where tables have open");
+    } else {
+      ExpectOk(trainer.TryFollow(token, 3, 0, &again));
+    }
+    ExpectOk(trainer.Apply(trainer.Follow(other, 4)));
+  }
 }
 
 TEST(TokenStepsTest, ATooLateGradientOfAnotherGenerationNeverCounts) {

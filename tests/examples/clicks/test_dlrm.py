@@ -98,3 +98,32 @@ def test_a_batch_that_replicas_cannot_share_is_refused(start):
     ended = start("--batch_size=10", "--replicas=4")
     assert ended.returncode != 0
     assert "--batch_size must be a multiple of --replicas" in ended.stderr
+
+
+@pytest.mark.slow
+def test_values_as_they_come_are_learned_too(capsys, tmp_path):
+    """No value is hashed to a number of rows."""
+    def run_small(epochs):
+        clicks.run.run(
+            Report(), Settings(batch_size=128, dim=4, epochs=epochs,
+                               capacity=1500), data=None,
+            model_dir=str(tmp_path), fresh=False, max_lines=2500, replicas=1)
+        return capsys.readouterr().out
+
+    printed = run_small(1)
+    assert "values with a row" in printed
+    keys, rows = (int(re.search(rf"{what} +│ ([\d,]+)", printed)[1].replace(
+        ",", "")) for what in ("values with a row", r"│ rows"))
+    assert 0 < keys < rows
+    assert figures_of(printed)["the model"][0] > 0.5
+    assert "answered 312 held-out lines equally" in " ".join(printed.split())
+    # What was saved is found again, with its keys.
+    again = run_small(1)
+    assert "Nothing left to train" in again
+    assert figures_of(again) == figures_of(printed)
+
+
+def test_strings_are_not_divided_among_replicas(start):
+    ended = start("--open_vocabulary", "--replicas=2")
+    assert ended.returncode != 0
+    assert "--open_vocabulary needs --replicas=1" in ended.stderr

@@ -48,6 +48,19 @@ def test_epochs_tell_what_happened_in_them(tmp_path, version, layers, capsys):
 
 
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
+def test_the_table_of_a_sharded_embedding_has_the_name_of_the_layer(
+        version, layers):
+    layer = layers.ShardedEmbedding(
+        tlm.OpenVocabulary(64), 2, optimizer="sgd", name="words")
+    model = version.Sequential([version.Input([2], dtype="int64"), layer])
+    model.compile("sgd", "mse")
+    history = model.fit(
+        np.arange(8).reshape(4, 2), np.zeros([4, 2, 2]), verbose=0,
+        callbacks=[layers.VocabularyLogger(layer)]).history
+    assert history["words/load"] == [8 / 64]
+
+
+@pytest.mark.parametrize(("version", "layers"), VERSIONS)
 def test_what_no_logger_can_tell(version, layers):
     _, layer = model_of(version, layers)
     with pytest.raises(ValueError, match="`names` must be one of"):

@@ -334,3 +334,13 @@ def test_a_layer_with_a_table_is_trained_by_fit(rule):
     assert len(model.trainable_weights) == 3
     np.testing.assert_allclose(
         layer.table.numpy(), ref.rows, rtol=2e-6, atol=1e-6)
+
+
+def test_old_h5_files_are_refused_for_tables_with_keys(tmp_path):
+    """They hold the weights of a layer, of which keys are none."""
+    layer = tlm.layers.tf_keras.ShardedEmbedding(
+        tlm.OpenVocabulary(8), 2, optimizer="sgd", name="words")
+    model = tf_keras.Sequential([tf_keras.Input([2], dtype="int64"), layer])
+    with pytest.raises(NotImplementedError, match="files of old.*'words'"):
+        model.save_weights(str(tmp_path / "model.h5"))
+    model.save_weights(str(tmp_path / "model"), save_format="tf")

@@ -61,11 +61,11 @@ class RowCounts:
 class FeatureCounts:
     """What one feature's ids look like."""
 
-    def __init__(self, num_rows: int, max_sequence_length: int):
+    def __init__(self, num_rows: int | None, max_sequence_length: int):
         """Starts with nothing seen.
 
         Args:
-          num_rows: Of the feature's table.
+          num_rows: Of the feature's table; None where any id is a key.
           max_sequence_length: 0 for a feature that is combined.
         """
         self._num_rows = num_rows
@@ -97,7 +97,8 @@ class FeatureCounts:
         self.num_samples += len(sizes)
         self.num_ids += len(ids)
         self.num_empty += int((sizes == 0).sum())
-        inside = (ids >= 0) & (ids < self._num_rows)
+        inside = np.ones(len(ids), bool) if self._num_rows is None else (
+            ids >= 0) & (ids < self._num_rows)
         outside = ids[~inside]
         if len(outside):
             self.num_out_of_range += len(outside)

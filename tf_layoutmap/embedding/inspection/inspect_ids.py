@@ -11,10 +11,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.embedding.inspection import html_report, id_counts
+from tf_layoutmap import _checks
+from tf_layoutmap.embedding.inspection import (
+    html_report,
+    id_counts,
+    key_counts,
+)
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import structure
 from tf_layoutmap.sharded.routing.shards import known_sizes
+from tf_layoutmap.vocabulary import key_tensors
+from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 # Slot variables of each optimizer: so many times the rows again.
 _NUM_SLOTS = {"SGD": 0, "Adagrad": 1, "AdagradMomentum": 2, "Adam": 2,
@@ -40,7 +47,7 @@ class IdReport:
         return dataclasses.asdict(self)
 
     def print(self, console: Any = None):
-        """Prints two tables.
+        """Prints the numbers as tables.
 
         Args:
           console: A `rich.console.Console`; None for the terminal.
@@ -50,8 +57,12 @@ class IdReport:
         from rich import table as rich_table
 
         console = console or rich_console.Console()
-        for title, rows in (("Features", html_report.feature_rows(self)),
-                            ("Tables", html_report.table_rows(self))):
+        for title, rows in (
+                ("Features", html_report.feature_rows(self)),
+                ("Tables", html_report.table_rows(self)),
+                ("Open vocabularies", html_report.proposal_rows(self))):
+            if len(rows) == 1:
+                continue
             shown = rich_table.Table(title=title)
             for name in rows[0]:
                 shown.add_column(
@@ -71,7 +82,8 @@ class IdReport:
 
 def inspect_ids(
     dataset: Iterable[Any], feature_config: Any, *, optimizer: Any = None,
-    max_batches: int | None = None,
+    max_batches: int | None = None, open_tables: Iterable[Any] = (),
+    kept_share: float = 0.95,
 ) -> IdReport:
     """Reads a dataset and tells how its ids use the tables.
 
@@ -89,12 +101,27 @@ def inspect_ids(
     >>> report.tables["words"]["hottest_rows"]
     [(1, 3)]
 
+    Of tables that shall have an open vocabulary ids are keys, any integers or
+    strings, and settings are proposed:
+
+    >>> words = [["red", "fox"], ["red", "owl"], ["red", "fox"]] * 4
+    >>> dataset = tf.data.Dataset.from_tensor_slices({"x": words})
+    >>> report = tlm.inspect_ids(dataset, config, open_tables=["words"])
+    >>> proposal = report.tables["words"]["proposal"]
+    >>> proposal["capacity"], proposal["min_count"]
+    (4, 1)
+
     Args:
       dataset: Batches: structures of `feature_config`, or tuples that start
         with one, as `(features, labels)`.
       feature_config: Nested structure of `FeatureConfig`.
       optimizer: Of tables that bring none, for their memory.
       max_batches: How many batches to read; None for all.
+      open_tables: Names of tables, or their `TableConfig`, whose ids are keys.
+        Each batch counts as a step.
+      kept_share: In [0, 1]. The proposed `min_count` is the largest of 1, 2, 3,
+        5 and 8 that serves at least so much of the lookups that are served
+        with a row for each key.
 
     Returns:
       The numbers. Of features: `num_samples`, `num_ids`, `num_distinct`,
@@ -105,33 +132,54 @@ def inspect_ids(
       its lookups). Of tables: `num_rows`, `dim`, `num_bytes`,
       `num_slot_bytes`, `bytes_by_optimizer` (rows and slot variables, had the
       table that optimizer), `num_lookups`, `num_distinct`, `coverage`,
-      `hottest_rows`, and `share_of_hottest` 1, 10, 100 and 1000 rows.
+      `hottest_rows`, and `share_of_hottest` 1, 10, 100 and 1000 rows. Of a
+      table whose ids are keys, rows are keys, of strings their hashes; its
+      size is that of the `proposal`: `capacity`, `min_count`, `num_keys` with
+      a row, `share_served`: lookups that find a row which an earlier batch
+      has given to their key, and `share_served_at_most`, with a row for each
+      key. `served_by_rows` has points (rows, share) by `min_count`.
 
     Raises:
-      TypeError: If ids are not integers.
-      ValueError: If a batch has another structure.
+      TypeError: If ids are not integers; or, of an open table, strings.
+      ValueError: If a batch has another structure, or `open_tables` or
+        `kept_share` is invalid.
     """
     named = structure.flatten_with_paths(feature_config)
-    spec, _ = config.read_feature_config(named, optimizer)
+    spec, table_configs = config.read_feature_config(named, optimizer)
+    if not isinstance(kept_share, int | float) or not 0 <= kept_share <= 1:
+        raise ValueError(_checks.message(
+            "kept_share", "a number in [0, 1]", kept_share))
+    keys = {config.index_of_table(one, spec, table_configs, "open_tables"):
+            key_counts.KeyCounts() for one in open_tables}
     features = [id_counts.FeatureCounts(
-        spec.table_of(one).num_rows, one.max_sequence_length)
-        for one in spec.features]
+        None if one.table in keys else spec.table_of(one).num_rows,
+        one.max_sequence_length) for one in spec.features]
     num_batches = 0
     for batch in dataset:
         if max_batches is not None and num_batches >= max_batches:
             break
         num_batches += 1
         batch = _features_of(batch, feature_config)
+        found: dict[int, list[np.ndarray]] = {table: [] for table in keys}
         for feature, counts, value in zip(
                 spec.features, features, tf.nest.flatten(batch)):
-            counts.add(*_read_ids(feature, value))
+            ids, sizes, positions = _read_ids(
+                feature, value, feature.table in keys)
+            counts.add(ids, sizes, positions)
+            if feature.table in keys:
+                found[feature.table].append(ids)
+        for table, ids_of_step in found.items():
+            keys[table].add(np.concatenate(ids_of_step))
     return IdReport(
         num_batches,
         {one.name: _describe_feature(spec, one, counts)
          for one, counts in zip(spec.features, features)},
-        {table.name: _describe_table(table, [
-            counts for one, counts in zip(spec.features, features)
-            if spec.table_of(one) is table]) for table in spec.tables})
+        {table.name: _describe_open_table(
+            table, keys[index], kept_share) if index in keys else
+         _describe_table(table, _joined([
+             counts for one, counts in zip(spec.features, features)
+             if one.table == index]))
+         for index, table in enumerate(spec.tables)})
 
 
 def _features_of(batch: Any, feature_config: Any) -> Any:
@@ -143,7 +191,7 @@ def _features_of(batch: Any, feature_config: Any) -> Any:
     return batch
 
 
-def _read_ids(feature: config.FeatureSpec, value: Any):
+def _read_ids(feature: config.FeatureSpec, value: Any, of_keys: bool):
     """The ids, how many each sample has, and sparse ones' positions."""
     positions = None
     if isinstance(value, tf.RaggedTensor):
@@ -162,10 +210,12 @@ def _read_ids(feature: config.FeatureSpec, value: Any):
         sizes = np.full(math.prod(known_sizes(ids)[:-1]) if ids.shape.rank > 1
                         else len(ids), per_sample)
         ids = tf.reshape(ids, [-1])
+    if of_keys:
+        ids, _ = key_tensors.of_tensor(ids)
     if not ids.dtype.is_integer:
         raise TypeError(
-            f"Ids of feature {feature.name!r} must be integers. Received: "
-            f"{ids.dtype.name}.")
+            f"Ids of feature {feature.name!r} must be integers"
+            f"{' or strings' * of_keys}. Received: {ids.dtype.name}.")
     return ids.numpy(), np.asarray(sizes), positions
 
 
@@ -191,10 +241,28 @@ def _describe_feature(spec, feature, counts) -> dict[str, Any]:
     }
 
 
-def _describe_table(table, features) -> dict[str, Any]:
+def _joined(features) -> id_counts.RowCounts:
+    """The counts of all features of a table."""
     rows = id_counts.RowCounts()
     for counts in features:
         rows.add(*counts.rows.items())
+    return rows
+
+
+def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
+    """The same of a table with the vocabulary that is proposed."""
+    found = key_counts.describe(keys, kept_share)
+    if found["proposal"] is not None:
+        table = dataclasses.replace(table, num_rows=OpenVocabulary(
+            found["proposal"]["capacity"]).num_rows)
+    rows = id_counts.RowCounts()
+    rows.add(*keys.items())
+    return {**_describe_table(table, rows),
+            # A key of 8 bytes, a step and a count of 4.
+            "num_key_bytes": 16 * table.num_rows, **found}
+
+
+def _describe_table(table, rows) -> dict[str, Any]:
     num_bytes = 4 * table.num_rows * table.dim
     return {
         "num_rows": table.num_rows, "dim": table.dim,

@@ -58,7 +58,8 @@ def read_optimizer(
 
     Args:
       optimizer: An instance of `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or
-        `FTRL`, or of one of `host_optimizers`, or None. Never changed.
+        `FTRL`, or of one of `host_optimizers`, or None. Never changed. Or
+        what this function has returned before.
       table: Name of the table it is for, used in errors.
       takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
 
@@ -69,8 +70,8 @@ def read_optimizer(
       ValueError: If the class is not a TPU optimizer, or one of its settings
         is invalid or not carried out by the engine.
     """
-    if optimizer is None:
-        return None
+    if optimizer is None or isinstance(optimizer, OptimizerSpec):
+        return optimizer
     kind = type(optimizer).__name__
     where = f"(table {table!r})"
     if not all(hasattr(optimizer, mark) for mark in _MARKS):

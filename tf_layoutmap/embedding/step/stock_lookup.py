@@ -18,7 +18,7 @@ from tf_layoutmap.embedding.step import (
 def look_up(
     feature: config.FeatureSpec, table: config.TableSpec, rows: Any,
     value: Any, weight: Any, out_of_range: str,
-    rows_of_keys: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    rows_of_keys: Callable[[tf.Tensor, int], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Returns the activations of one feature.
 
@@ -30,7 +30,8 @@ def look_up(
       value: Integer ids of any form that a feature may have.
       weight: None, or the float weights of the ids in the same form.
       out_of_range: One of `config.OUT_OF_RANGE`.
-      rows_of_keys: Of a table whose ids are keys: gives the row of each.
+      rows_of_keys: Of a table whose ids are keys: gives the row of each, for
+        the kind that they are of.
 
     Returns:
       Float32, as `serving_embedding_lookup` says.
@@ -47,7 +48,7 @@ def look_up(
             f"{feature.name!r}).")
     ids = tf.cast(found.ids, tf.int64)
     if rows_of_keys is not None:
-        ids, out_of_range = rows_of_keys(ids), "error"
+        ids, out_of_range = rows_of_keys(ids, found.kind), "error"
     elif out_of_range == "clip":
         ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
     elif out_of_range == "error" and feature.validate:

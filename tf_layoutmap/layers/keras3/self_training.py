@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap._patches import engine as patches
-from tf_layoutmap.layers.shared import missing_gradients
+from tf_layoutmap.layers.steps import missing_gradients
 
 
 class TakesGradients:

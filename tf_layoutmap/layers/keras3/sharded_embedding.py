@@ -9,13 +9,16 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.layers.keras3 import mesh_weights
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
+from tf_layoutmap.layers.keras3.key_mask import KeyMask
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
+from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layers.shared import (
     keras_version_guard,
     stock_lookup,
     whole_table_rules,
 )
 from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
+from tf_layoutmap.layers.steps.key_table import KeyTable
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.keras3 import embedding_rows
 from tf_layoutmap.partition import RowPartition
@@ -32,7 +35,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     time does not grow with the table; equal ids count as one row that gets the
     sum of their gradients.
 
-    >>> import keras, numpy as np
+    >>> import keras, numpy as np, tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> model = keras.Sequential([
     ...     keras.Input([2], dtype="int64"),
@@ -62,6 +65,20 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     Under `tlm.layout_map_scope` the table is one weight on the mesh, whose
     rows the layout of `<layer>.embeddings` divides among the devices.
 
+    With a `tlm.OpenVocabulary` for `input_dim`, ids are keys, any int64 or
+    strings. A call that a tape records is a step of the vocabulary, in which
+    new keys get rows; evaluation, prediction and export find keys, and change
+    nothing.
+
+    >>> words = tlm.OpenVocabulary(1000)
+    >>> layer = tlm.layers.ShardedEmbedding(words, 2, optimizer="adagrad")
+    >>> inputs = keras.Input([1], dtype="string")
+    >>> model = keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
+    >>> model.compile("adam", "mse")
+    >>> _ = model.fit(tf.constant([["red"]]), np.zeros([1, 2]), verbose=0)
+    >>> layer.vocabulary.contains(["red", "owl"]).numpy().tolist()
+    [True, False]
+
     Attributes:
       optimizer: The `RowOptimizer`, or None.
       num_shards: Into how many shards the table is cut; on a mesh the layout
@@ -80,7 +97,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         shape = (self.input_dim, self.output_dim)
         context, owner, _ = mesh_context.context_of_new_variable()
         self._is_on_mesh = context is not None
-        if self._is_on_mesh:
+        if self._key_table is not None:
+            self._build_key_table(self._key_table)
+        elif self._is_on_mesh:
             self._build_on_mesh(context, owner, shape)
         elif self.optimizer:
             self._embeddings = TableWeight(
@@ -96,6 +115,16 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         for weight in self._trainable_variables:
             weight.trainable = self.trainable
         self.built = True
+
+    def _build_key_table(self, table: KeyTable) -> None:
+        if self._is_on_mesh:
+            raise NotImplementedError(
+                "A table with an open vocabulary is on the host, not on a "
+                "mesh: build the layer outside of `layout_map_scope`, or "
+                "train a tlm.TPUEmbedding in a loop of your own. Received: "
+                f"layer {self.name!r} in a scope.")
+        table.build()
+        self._marks = StepWeight(table)
 
     def _rule_shards(self) -> None:
         """Hands regularizer and constraint to one shard, which does it all."""
@@ -179,6 +208,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     call.__doc__ = EmbeddingCore.call.__doc__
 
+    def _is_abstract(self) -> bool:
+        return _keras_private.is_abstract()
+
+    def _marks_variable(self) -> tf.Variable:
+        return self._marks.value
+
     def _exported_shards(self) -> list[tf.Variable]:
         return [weight.value for weight in self._shard_weights]
 
@@ -222,7 +257,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns which ids are not padding; None without `mask_zero`."""
         del mask
-        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+        if not self.mask_zero:
+            return None
+        if self._key_table is not None:
+            return KeyMask()(inputs)
+        return keras.ops.not_equal(inputs, 0)
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
         """Returns `input_shape + (output_dim,)`."""

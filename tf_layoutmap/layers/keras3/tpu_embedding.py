@@ -6,53 +6,9 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layers.keras3.self_training import TakesGradients
-from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
+from tf_layoutmap.layers.keras3.step_weight import StepWeight
+from tf_layoutmap.layers.shared import keras_version_guard
 from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
-
-
-class _StepWeight(TakesGradients, keras.Variable):
-    """Tells a layer when the model's optimizer takes a step.
-
-    By `overwrite_with_gradient` the optimizer hands its gradient to `assign`,
-    inside its `apply`: then the step is really taken.
-    """
-
-    def __init__(self, layer: "TPUEmbedding"):
-        self._layer = layer
-        # Of a callable: Keras may be tracing, and make the value later.
-        super().__init__(
-            keras.initializers.Zeros(), shape=layer._steps.mark_shape,
-            name="marks", dtype="float32", autocast=False)
-
-    @property
-    def overwrite_with_gradient(self) -> bool:
-        """True: gradients come to `assign`."""
-        return True
-
-    @overwrite_with_gradient.setter
-    def overwrite_with_gradient(self, value: bool) -> None:
-        raise AttributeError("A step weight has no gradient of its own.")
-
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
-        return missing_gradients.message(
-            self._layer.name, self._layer._steps.table_names)
-
-    def assign(self, value):
-        optimizer = _keras_private.applying_optimizer()
-        if optimizer is None:
-            return super().assign(value)
-        steps = getattr(optimizer, "gradient_accumulation_steps", None)
-        if steps:
-            raise ValueError(
-                "The model's optimizer must not accumulate gradients: the "
-                "tables have optimizers of their own, which take each as a "
-                f"step. Received: gradient_accumulation_steps={steps} (layer "
-                f"{self._layer.name!r}).")
-        scale = optimizer.loss_scale_factor
-        self._layer._steps.apply(value if scale is None else value / scale)
-        return value
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -112,7 +68,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         if self.built:
             return
         self._steps.build()
-        self._marks = _StepWeight(self)
+        self._marks = StepWeight(self._steps)
         self._marks.trainable = self.trainable
         self.built = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
 from tf_layoutmap.vocabulary.logger_base import VocabularyLoggerBase
 
@@ -31,5 +32,5 @@ class VocabularyLogger(VocabularyLoggerBase, keras.callbacks.Callback):
     0.0
     """
 
-    layer_type = TPUEmbedding
-    layer_name = "tlm.layers.TPUEmbedding"
+    layer_types = (TPUEmbedding, ShardedEmbedding)
+    layer_name = "tlm.layers.TPUEmbedding, or a ShardedEmbedding"

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any, cast
 
 import tensorflow as tf
@@ -33,6 +34,8 @@ class RowUpdates(RowOptimizerSaving):
     _spec: OptimizerSpec
     # Applied to the rows that a step has changed; a layer sets it.
     row_constraint: Any = None
+    # Of a table that the host engine trains: returns its slot variables.
+    _engine_slots: Callable[[], dict[str, Any]] | None = None
     learning_rate: Any
     _accumulated_ids: tf.Variable | None = None
     _accumulated_gradients_of_ids: tf.Variable | None = None
@@ -94,11 +97,23 @@ class RowUpdates(RowOptimizerSaving):
     def _schedule(cls) -> type:
         return cls._keras.optimizers.schedules.LearningRateSchedule
 
+    def _asked_rule(self) -> OptimizerSpec:
+        """The rule for an engine, which asks for the learning rate each time.
+        """
+        return dataclasses.replace(
+            self._spec,
+            learning_rate=lambda: tf.cast(self.learning_rate, tf.float32))
+
     # Slot variables.
 
     @property
     def slots(self) -> dict[str, Any]:
         """The slot variables by name: tables with the shards of the table."""
+        if self._engine_slots is not None:
+            return self._engine_slots()
+        return self._own_slots()
+
+    def _own_slots(self) -> dict[str, Any]:
         return {slot.name: getattr(self, slot.name)
                 for slot in self._spec.slots if hasattr(self, slot.name)}
 

@@ -19,7 +19,6 @@ class RowOptimizerSaving:
     _spec: OptimizerSpec
     _accumulated_ids: tf.Variable | None
     _accumulated_gradients_of_ids: tf.Variable | None
-    slots: dict[str, Any]
     _table: Any
 
     if TYPE_CHECKING:
@@ -30,6 +29,8 @@ class RowOptimizerSaving:
         def _scalars(self) -> list[Any]: ...
 
         def _rate_config(self) -> Any: ...
+
+        def _own_slots(self) -> dict[str, Any]: ...
 
         def _keep_gradients(self, dim: int) -> Any: ...
 
@@ -46,7 +47,7 @@ class RowOptimizerSaving:
         """Writes the step count, the learning rate and the slot variables."""
         for i, variable in enumerate(self._scalars()):
             store[str(i)] = variable.numpy()
-        for name, slot in self.slots.items():
+        for name, slot in self._own_slots().items():
             table_weights_file.save(store, name, slot)
         for name, variable in self._kept().items():
             store[name] = variable.numpy()
@@ -58,7 +59,8 @@ class RowOptimizerSaving:
           ValueError: It is of another optimizer. Nothing is changed.
         """
         scalars = self._scalars()
-        names = {*map(str, range(len(scalars))), *self.slots}
+        slots = self._own_slots()
+        names = {*map(str, range(len(scalars))), *slots}
         found = set(store.keys())
         kept = {"accumulated_ids", "accumulated_gradients"} & found
         if found and found - kept != names:
@@ -70,7 +72,7 @@ class RowOptimizerSaving:
             # One of another shape must not be found when others are written.
             table_weights_file.check(
                 store, name,
-                self.slots[name] if name in self.slots else scalars[int(name)])
+                slots[name] if name in slots else scalars[int(name)])
         if kept:
             values = store["accumulated_gradients"][...]
             self._keep_gradients(values.shape[-1])
@@ -81,10 +83,11 @@ class RowOptimizerSaving:
             # Weights saved without an optimizer, as of Keras' own Embedding.
             self.iterations.assign(0)
             for slot in self._spec.slots:
-                self._table.fill_slot(
-                    getattr(self, slot.name), slot.initial_value)
+                if slot.name in slots:
+                    self._table.fill_slot(
+                        slots[slot.name], slot.initial_value)
             return
-        for name, slot in self.slots.items():
+        for name, slot in slots.items():
             table_weights_file.load(store, name, slot)
         for i, variable in enumerate(scalars):
             variable.assign(store[str(i)][()])

@@ -1,11 +1,13 @@
 """What `ShardedEmbedding` is in every Keras version."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.layer_base import LayerBase
 from tf_layoutmap.layers.shared import (
     initial_values,
@@ -18,8 +20,11 @@ from tf_layoutmap.layers.shared.row_optimizer_base import (
     refuse_replicas,
     refuse_servers,
 )
+from tf_layoutmap.layers.steps import key_table
 from tf_layoutmap.serving import stand_ins
 from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.state import Vocabulary
 
 
 class EmbeddingCore(LayerBase):
@@ -34,8 +39,10 @@ class EmbeddingCore(LayerBase):
     _row_optimizer: Any
     _table: ShardedVariable | None
     _table_class: type[ShardedVariable] = ShardedVariable
+    # Of a layer with an open vocabulary, instead of `_table`.
+    _key_table: key_table.KeyTable | None
 
-    def __init__(self, input_dim: int, output_dim: int, *,
+    def __init__(self, input_dim: int | OpenVocabulary, output_dim: int, *,
                  num_shards: int | None = None,
                  partitioner: Callable[..., list[int]] | None = None,
                  embeddings_initializer: Any = "uniform",
@@ -46,7 +53,9 @@ class EmbeddingCore(LayerBase):
         """Makes the layer.
 
         Args:
-          input_dim: Rows of the table; ids are in `[0, input_dim)`.
+          input_dim: Rows of the table; ids are in `[0, input_dim)`. Or a
+            `tlm.OpenVocabulary`: ids are any int64 or strings, and get rows
+            in the steps that train them.
           output_dim: Columns of the table.
           num_shards: Shards at most; 1 when nothing is said. On a mesh
             neither this nor `partitioner` may be given.
@@ -67,26 +76,34 @@ class EmbeddingCore(LayerBase):
             `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
             learning rate may also be a Keras schedule. None leaves the shards
             to the model's optimizer, whose steps touch every row.
-          mask_zero: Whether id 0 is padding, to be masked.
+          mask_zero: Whether id 0 is padding, to be masked. With an open
+            vocabulary 0, or the empty string, is no key then: it looks up
+            zeros.
           **kwargs: Those of every Keras layer, such as `name`.
 
         Raises:
           TypeError, ValueError: An argument is none of these, or `optimizer`
-            is given and the layer's variables are not float32.
+            is given and the layer's variables are not float32; or a layer
+            with an open vocabulary has no optimizer, or an initializer whose
+            values cannot be drawn for one key, or a regularizer or constraint.
         """
-        # Before Keras looks at attributes, so that it does not track it.
-        vars(self)["_table"] = None
+        # Before Keras looks at attributes, so that it does not track them.
+        vars(self).update(_table=None, _key_table=None)
         # Ids must not become float16.
         super().__init__(**{"autocast": False, **kwargs})
         # XLA has no kernels for our ops, and would drop the check of ids. Keras
         # 3 asks for this; tf_keras compiles for XLA only where it is told to.
         self.supports_jit = False
         where = f"layer {self.name!r}"
-        self.input_dim = _checks.check_int(
+        settings = input_dim if isinstance(input_dim, OpenVocabulary) else None
+        self.input_dim = settings.num_rows if settings else _checks.check_int(
             "input_dim", input_dim, lowest=1, where=where)
         self.output_dim = _checks.check_int(
             "output_dim", output_dim, lowest=1, where=where)
-        self.num_shards = self._count_shards(num_shards, partitioner)
+        # A shard holds whole buckets of keys.
+        self.num_shards = self._count_shards(
+            num_shards, partitioner,
+            settings.num_buckets if settings else self.input_dim)
         self._is_cut_by_hand = not num_shards is partitioner is None
         self.embeddings_initializer = self._keras.initializers.get(
             embeddings_initializer)
@@ -107,9 +124,37 @@ class EmbeddingCore(LayerBase):
         self.mask_zero = _checks.check_type(
             "mask_zero", mask_zero, bool, "a bool", where=where)
         self.supports_masking = self.mask_zero
+        if settings is not None:
+            self._open(settings)
+
+    def _open(self, settings: OpenVocabulary) -> None:
+        """Makes the embedding of a table that takes ids as they come."""
+        where = f"layer {self.name!r} with an open vocabulary"
+        if self.optimizer is None:
+            raise ValueError(_checks.message(
+                "optimizer", "given: a row that changes hands takes its slot "
+                "variables with it, which the model's optimizer would keep",
+                None, where))
+        for name in ("embeddings_regularizer", "embeddings_constraint"):
+            if getattr(self, name) is not None:
+                raise ValueError(_checks.message(
+                    name, "None; `activity_regularizer` sees what a call looks "
+                    "up", getattr(self, name), where))
+        table = key_table.KeyTable(
+            self.name, settings, self.output_dim,
+            initializer=self.embeddings_initializer, optimizer=self.optimizer,
+            num_shards=self.num_shards, mask_zero=self.mask_zero)
+        vars(self)["_key_table"] = table
+        vars(self.optimizer)["_engine_slots"] = lambda: table.slots
+        self._track_embedding(table.embedding)
+
+    def _track_embedding(self, embedding: TPUEmbedding) -> None:
+        """Lets checkpoints find what holds the table with keys."""
+        self.embedding = embedding
 
     def _count_shards(
         self, num_shards: Any, partitioner: Callable[..., list[int]] | None,
+        most: int,
     ) -> int:
         where = f"layer {self.name!r}"
         if num_shards is not None and partitioner is not None:
@@ -119,7 +164,7 @@ class EmbeddingCore(LayerBase):
                 f"({where}).")
         if partitioner is None:
             num_shards = 1 if num_shards is None else num_shards
-            return min(self.input_dim, _checks.check_int(
+            return min(most, _checks.check_int(
                 "num_shards", num_shards, lowest=1, where=where))
         if not callable(partitioner):
             raise TypeError(_checks.message(
@@ -132,7 +177,7 @@ class EmbeddingCore(LayerBase):
                 "Argument `partitioner` must cut the rows only, "
                 f"[num_shards, 1]. Received: {counts} ({where}).")
         return _checks.check_int("num_shards", counts[0], lowest=1,
-                                 highest=self.input_dim, where=where)
+                                 highest=most, where=where)
 
     # The table.
 
@@ -181,11 +226,33 @@ class EmbeddingCore(LayerBase):
     @property
     def embeddings(self) -> ShardedVariable:
         """The table, `[input_dim, output_dim]`."""
+        if self._key_table is not None and self.built:
+            return self._key_table.rows
         if self._table is None:
             raise AttributeError(
                 f"The table of layer {self.name!r} is made when the layer is "
                 "built; call the layer, or `build`, first.")
         return self._table
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The keys that have rows; None of a layer whose ids are rows.
+
+        Its `stats`, `contains`, `lookup`, `keys` and `evict` are those of
+        `tlm.TPUEmbedding.vocabularies`.
+        """
+        if self._key_table is None:
+            return None
+        if not self.built:
+            raise AttributeError(
+                f"The vocabulary of layer {self.name!r} is made when the layer "
+                "is built; call the layer, or `build`, first.")
+        return self._key_table.vocabulary
+
+    def _named_vocabularies(self) -> dict[str, Vocabulary]:
+        """Its vocabulary by the layer's name, if it has one."""
+        found = self.vocabulary
+        return {} if found is None else {self.name: found}
 
     # The lookup.
 
@@ -193,13 +260,14 @@ class EmbeddingCore(LayerBase):
         """Returns the rows of `inputs`.
 
         Args:
-          inputs: Tensor or `tf.RaggedTensor` of integers, of any shape.
+          inputs: Tensor or `tf.RaggedTensor` of integers, of any shape; or
+            of strings, if the vocabulary is open.
 
         Returns:
           `inputs.shape + [output_dim]` in the layer's compute dtype.
 
         Raises:
-          TypeError: `inputs` are not integers.
+          TypeError: `inputs` are of another type.
           RuntimeError: A layer of the other Keras version calls.
           tf.errors.InvalidArgumentError: An id is outside the table.
         """
@@ -207,6 +275,8 @@ class EmbeddingCore(LayerBase):
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         ids = self._ids(inputs)
+        if self._key_table is not None:
+            return self._rows_of_keys(ids)
         stand_in = stand_ins.of(self)
         if stand_in is not None:
             return tf.cast(stand_in(ids), self.compute_dtype)
@@ -216,12 +286,32 @@ class EmbeddingCore(LayerBase):
                             self.compute_dtype)
         return tf.cast(self._rows(ids), self.compute_dtype)
 
+    def _rows_of_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        assert self._key_table is not None
+        if self._is_abstract():
+            # Keras is only after the shape.
+            return tf.zeros(tf.concat([tf.shape(keys), [self.output_dim]], 0),
+                            self.compute_dtype)
+        return tf.cast(self._key_table.look_up(
+            keys, self._marks_variable(), is_trained=self.trainable),
+            self.compute_dtype)
+
+    def _is_abstract(self) -> bool:
+        """Whether this call is for shapes only."""
+        return False
+
+    def _marks_variable(self) -> tf.Variable:
+        """Of a layer with an open vocabulary: takes the marks."""
+        raise NotImplementedError
+
     def _ids(self, inputs: Any) -> tf.Tensor:
-        """Returns `inputs` as int32 or int64."""
+        """Returns `inputs` as int32 or int64; or as keys."""
         if isinstance(inputs, tf.SparseTensor):
             raise TypeError(
                 "Ids must be a dense or a ragged tensor. Received: a "
                 f"tf.SparseTensor (layer {self.name!r}).")
+        if self._key_table is not None:
+            return key_table.read_keys(inputs, self.name)
         ids = tf.convert_to_tensor(inputs)
         if ids.dtype in (tf.int32, tf.int64):
             return ids
@@ -262,7 +352,9 @@ class EmbeddingCore(LayerBase):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the table as one array; the optimizer writes its own."""
-        if self.built:
+        if self._key_table is not None and self.built:
+            self._key_table.save(store)
+        elif self.built:
             table_weights_file.save(store, "0", self.embeddings)
 
     def load_own_variables(self, store: Any) -> None:
@@ -271,6 +363,9 @@ class EmbeddingCore(LayerBase):
             raise ValueError(
                 f"Layer {self.name!r} must be built before weights are "
                 "loaded; call the model, or `build`, first.")
+        if self._key_table is not None:
+            self._key_table.load(store)
+            return
         if sorted(store.keys()) != ["0"]:
             raise ValueError(
                 f"The saved weights of layer {self.name!r} must be one "
@@ -281,7 +376,9 @@ class EmbeddingCore(LayerBase):
         """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
-            "input_dim": self.input_dim,
+            "input_dim": (
+                self.input_dim if self._key_table is None else
+                dataclasses.asdict(self._key_table.settings)),
             "output_dim": self.output_dim,
             "num_shards": self.num_shards,
             "embeddings_initializer": self._keras.initializers.serialize(
@@ -299,7 +396,10 @@ class EmbeddingCore(LayerBase):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Makes a layer from what `get_config` returned."""
-        optimizer = config["optimizer"]
+        optimizer, input_dim = config["optimizer"], config["input_dim"]
         if isinstance(optimizer, dict):
             optimizer = cls._keras.saving.deserialize_keras_object(optimizer)
-        return cls(**{**config, "optimizer": optimizer})
+        if isinstance(input_dim, dict):
+            input_dim = OpenVocabulary(**input_dim)
+        return cls(**{
+            **config, "input_dim": input_dim, "optimizer": optimizer})

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tf_layoutmap.layers.configs import feature_config_serialization
 from tf_layoutmap.layers.layer_base import LayerBase
-from tf_layoutmap.layers.shared import marks, tpu_embedding_weights_file
-from tf_layoutmap.layers.shared.tpu_embedding_steps import EmbeddingSteps
+from tf_layoutmap.layers.steps import marks, tpu_embedding_weights_file
+from tf_layoutmap.layers.steps.tpu_embedding_steps import EmbeddingSteps
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.state import Vocabulary
 
 
 def read_feature_config(
@@ -142,6 +143,10 @@ class TPUEmbeddingCore(LayerBase):
     def embedding_tables(self) -> dict[Any, Any]:
         """From each `TableConfig` to its rows, `[num_rows, dim]` float32."""
         return self.embedding.embedding_tables
+
+    def _named_vocabularies(self) -> dict[str, Vocabulary]:
+        """Its open vocabularies, by table."""
+        return self.embedding.vocabularies
 
     def _cast(self, activations: Any) -> Any:
         return tf.nest.map_structure(

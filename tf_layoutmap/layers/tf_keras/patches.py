@@ -37,6 +37,10 @@ class SelfTrained:
         """Returns what to say where a step brings no gradient."""
         raise NotImplementedError
 
+    def missing_table(self) -> str | None:
+        """The layer whose table a list of weights does not have, if any."""
+        return None
+
 
 def add_variable(original: Callable[..., Any], optimizer: Any,
                  model_variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +90,18 @@ def legacy_create(original: Callable[..., Any], optimizer: Any,
                   var_list: Any) -> None:
     """Makes slot variables for weights that need them."""
     original(optimizer, _without_self_trained(var_list))
+
+
+def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
+    """Refuses .h5 files of old for tables with keys, which are no weights."""
+    weights = original(layer)
+    for one in weights:
+        if isinstance(one, SelfTrained) and one.missing_table() is not None:
+            raise NotImplementedError(
+                "A table with an open vocabulary is not supported in the .h5 "
+                "files of old; save to .weights.h5 or .keras, or with "
+                f"save_format='tf'. Received: layer {one.missing_table()!r}.")
+    return weights
 
 
 def _without_self_trained(variables: Any) -> list[Any]:

@@ -6,10 +6,13 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private, _tf_private
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.shared import keras_version_guard, whole_table_rules
 from tf_layoutmap.layers.shared.host_table import HOST
 from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
+from tf_layoutmap.layers.steps import key_table
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
+from tf_layoutmap.layers.tf_keras.step_variable import StepVariable
 from tf_layoutmap.layers.tf_keras.trained_table import TrainedTable
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -42,6 +45,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     With an `optimizer` of its own the table is one weight, which takes its
     step inside the `apply_gradients` of the model's optimizer, a
     `tf_keras.optimizers.legacy` one too. Without, each shard is a weight.
+    With a `tlm.OpenVocabulary` for `input_dim`, ids are keys.
 
     Attributes:
       optimizer: The `RowOptimizer`, or None.
@@ -55,6 +59,11 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _table_class(self) -> type[ShardedVariable]:
         return TrainedTable if self.optimizer else ShardedVariable
 
+    def _track_embedding(self, embedding: TPUEmbedding) -> None:
+        # Not by an attribute, whose shards tf_keras would list as weights.
+        self.__dict__["embedding"] = embedding
+        self._track_trackable(embedding, "embedding")
+
     def build(self, input_shape: Any = None) -> None:
         """Makes the table."""
         if self.built:
@@ -66,6 +75,12 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
                 "tlm.layers.ShardedEmbedding, or build this layer outside of "
                 f"`layout_map_scope`. Received: layer {self.name!r} of "
                 "tf_keras.")
+        if self._key_table is not None:
+            with tf.init_scope():
+                self._key_table.build()
+                self._marks = StepVariable.create(self._key_table)
+            super().build(input_shape)
+            return
         table = self._make_table()
         # Where a checkpoint holds the rows of tf_keras.layers.Embedding.
         self._track_trackable(table, "embeddings")
@@ -96,6 +111,9 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
         return _tf_keras_private.stateless_seed_of(initializer)
 
+    def _marks_variable(self) -> tf.Variable:
+        return self._marks
+
     def _exported_shards(self) -> list[tf.Variable]:
         return list(self._shards.variables_in_order)
 
@@ -114,7 +132,11 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns which ids are not padding; None without `mask_zero`."""
         del mask
-        return tf.not_equal(inputs, 0) if self.mask_zero else None
+        if not self.mask_zero:
+            return None
+        if self._key_table is not None:
+            return key_table.is_no_padding(inputs)
+        return tf.not_equal(inputs, 0)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """Returns `input_shape + (output_dim,)`."""

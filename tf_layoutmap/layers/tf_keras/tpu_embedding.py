@@ -5,50 +5,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding.variables.table_variable import strategy_in_scope
-from tf_layoutmap.layers.shared import keras_version_guard, missing_gradients
-from tf_layoutmap.layers.shared.host_table import HOST
+from tf_layoutmap.layers.shared import keras_version_guard
 from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
-from tf_layoutmap.layers.shared.tpu_embedding_steps import EmbeddingSteps
-from tf_layoutmap.layers.tf_keras.patches import SelfTrained
-
-
-class StepVariable(SelfTrained, _tf_private.ResourceVariable):
-    """Tells a layer when the model's optimizer takes a step.
-
-    Its gradient is a sum of marks, which a loss scale is taken out of.
-    """
-
-    # Of the layer's name; set by the layer, which is no part of the variable.
-    steps: EmbeddingSteps
-
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
-        return missing_gradients.message(
-            self.steps.layer_name, self.steps.table_names)
-
-    def train(self, gradient: tf.Tensor) -> None:
-        """Lets the tables take their step; the optimizer calls this."""
-        self.steps.apply(gradient)
-
-    def train_summed(self, gradient: tf.Tensor, optimizer: Any) -> None:
-        """The same of a gradient that was added up over the replicas.
-
-        Raises:
-          NotImplementedError: If that was done by somebody else than a loss
-            scale: it may have been a mean.
-        """
-        num_replicas = self.steps.num_replicas
-        if num_replicas > 1 and not getattr(
-                optimizer, "_is_wrapped_by_loss_scale_optimizer", False):
-            raise NotImplementedError(
-                "A model with a TPUEmbedding layer leaves it to its optimizer "
-                "to sum the gradients of replicas: call `apply_gradients` "
-                "without `skip_gradients_aggregation=True` or "
-                "`experimental_aggregate_gradients=False`. Received: optimizer "
-                f"{type(optimizer).__name__} (weight {self.name!r}).")
-        self.steps.apply(gradient / num_replicas)
+from tf_layoutmap.layers.tf_keras.step_variable import StepVariable
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
@@ -88,11 +47,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
                 "tlm.layers.TPUEmbedding of Keras 3 does.")
         with tf.init_scope():
             self._steps.build()
-            with tf.device(HOST):
-                marks = StepVariable(
-                    tf.zeros(self._steps.mark_shape), name="marks",
-                    trainable=True, distribute_strategy=strategy_in_scope())
-        marks.steps = self._steps
+            marks = StepVariable.create(self._steps)
         self._marks = marks
         super().build(input_shape)
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layers.shared import missing_gradients
 from tf_layoutmap.layers.shared.host_table import HostTable
+from tf_layoutmap.layers.steps import missing_gradients
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.sharded import ShardedVariable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tf_keras
 
+from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding
 from tf_layoutmap.vocabulary.logger_base import VocabularyLoggerBase
 
@@ -31,5 +32,5 @@ class VocabularyLogger(VocabularyLoggerBase, tf_keras.callbacks.Callback):
     0.0
     """
 
-    layer_type = TPUEmbedding
-    layer_name = "tlm.layers.tf_keras.TPUEmbedding"
+    layer_types = (TPUEmbedding, ShardedEmbedding)
+    layer_name = "tlm.layers.tf_keras.TPUEmbedding, or a ShardedEmbedding"

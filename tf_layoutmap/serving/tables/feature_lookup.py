@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tf_layoutmap.embedding.step import (
     structure,
 )
 from tf_layoutmap.serving.tables import stored_tables
+from tf_layoutmap.serving.tables.stored_keys import StoredKeys
 from tf_layoutmap.serving.tables.stored_tables import Found, StoredTable, Wanted
 
 
@@ -26,11 +28,20 @@ class FeatureLookup:
     """
 
     def __init__(self, spec: config.EmbeddingSpec,
-                 tables: Sequence[StoredTable], out_of_range: str):
-        """Takes the tables in the order of `spec.tables`."""
+                 tables: Sequence[StoredTable], out_of_range: str,
+                 keys: Mapping[int, StoredKeys] | None = None):
+        """Takes the tables in the order of `spec.tables`.
+
+        Args:
+          spec: Tables and features.
+          tables: Where they are.
+          out_of_range: What becomes of ids that are no row.
+          keys: By number of the table, of those whose ids are keys.
+        """
         self._spec = spec
         self._tables = tables
         self._out_of_range = out_of_range
+        self._keys = keys or {}
         self._features: Mapping[str, config.FeatureSpec] = {
             feature.name: feature for feature in spec.features}
 
@@ -43,7 +54,7 @@ class FeatureLookup:
         for (path, value), weight in zip(
                 structure.flatten_with_paths(inputs), flat_weights):
             feature = self._feature_of(path)
-            found = stock_lookup.read(feature, value, weight)
+            found = self._read(feature, value, weight)
             pieces.append((feature, value, weight is not None, found))
         rows = stored_tables.gather(
             [self._wanted(feature, found)
@@ -51,6 +62,16 @@ class FeatureLookup:
         return tf.nest.pack_sequence_as(inputs, [
             self._activations(*piece, rows_of_one)
             for piece, rows_of_one in zip(pieces, rows)])
+
+    def _read(self, feature: config.FeatureSpec, value: Any,
+              weight: Any) -> feature_inputs.FeatureIds:
+        """The input of a feature, with rows for ids that are keys."""
+        keys = self._keys.get(feature.table)
+        found = stock_lookup.read(feature, value, weight, keys is not None)
+        if keys is None:
+            return found
+        return dataclasses.replace(found, ids=keys.rows_of(
+            tf.cast(found.ids, tf.int64), found.kind))
 
     def _feature_of(self, path: str) -> config.FeatureSpec:
         if not path and len(self._spec.features) == 1:

@@ -11,10 +11,14 @@ from tf_layoutmap.embedding.api.layer_access import LayerAccess
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.step import packed_ids, structure
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.variables.table_variable import HOST
 from tf_layoutmap.layers.configs import keras_rs_configs
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
-from tf_layoutmap.layers.shared import activation_shapes, marks
-from tf_layoutmap.layers.shared.host_table import HOST
+from tf_layoutmap.layers.steps import (
+    activation_shapes,
+    marks,
+    watched_tables,
+)
 from tf_layoutmap.serving import stand_ins
 
 
@@ -137,6 +141,7 @@ class EmbeddingSteps:
                 inputs, weights, training=False, name=self._layer)
             return self.embedding.dequeue(name=self._layer)
         inputs, weights = self._cut(*self._unpacked(inputs, weights))
+        watched_tables.watch(self.embedding)
         return serving_embedding_lookup(
             inputs, weights, self.embedding.embedding_tables,
             self.feature_config, out_of_range=self.out_of_range,

@@ -1,0 +1,1 @@
+"""What open vocabularies cost and gain, compared with other ways."""

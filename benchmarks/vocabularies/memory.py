@@ -1,0 +1,94 @@
+"""The memory of an open vocabulary, in a process of its own.
+
+    python -m benchmarks.vocabularies.memory
+
+A table of 1 M keys x 16 with Adagrad is filled to a load of 0.85. What the
+process holds then is compared with what keys and counts (16 bytes), rows and
+slot variables must take at that load. 10,000 steps follow, of 256 known keys
+and 64 new ones each, for which others give their rows away; memory is read
+again and again.
+"""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+
+import numpy as np
+import rich.console
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from benchmarks import workloads
+
+CAPACITY = 1_000_000
+LOAD = 0.85
+DIM = 16
+NUM_STEPS = 10_000
+KNOWN, NEW = 256, 64
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now."""
+    gc.collect()
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status must have VmRSS.")
+
+
+def _embedding(capacity: int, **settings) -> tlm.TPUEmbedding:
+    tpu = tf.tpu.experimental.embedding
+    table = tpu.TableConfig(
+        capacity, DIM, combiner="sum", name="table",
+        initializer=tf.random_uniform_initializer(-0.05, 0.05))
+    return tlm.TPUEmbedding(
+        tpu.FeatureConfig(table), tpu.Adagrad(0.05), vocabularies={
+            "table": tlm.OpenVocabulary(capacity, **settings)})
+
+
+def _step_of(embedding: tlm.TPUEmbedding):
+    @tf.function(input_signature=[tf.TensorSpec([KNOWN + NEW], tf.int64)])
+    def step(keys: tf.Tensor) -> None:
+        embedding.enqueue(keys)
+        embedding.apply_gradients(0.01 * embedding.dequeue())
+
+    return step
+
+
+def measure() -> dict[str, float]:
+    """Bytes, and bytes after numbers of steps."""
+    rng = np.random.default_rng(3)
+    # TensorFlow, and the functions of a step, are there before.
+    small = _embedding(10_000)
+    _step_of(small)(tf.range(KNOWN + NEW, dtype=tf.int64))
+    before = resident_bytes()
+    embedding = _embedding(CAPACITY)
+    vocabulary = embedding.vocabularies["table"]
+    num_keys = int(LOAD * vocabulary.settings.num_rows)
+    for part in np.array_split(np.arange(num_keys), 400):
+        embedding.enqueue(tf.constant(part))
+        embedding.dequeue()
+        embedding.reset()
+    step = _step_of(embedding)
+    found = {}
+    next_key = num_keys
+    for number in range(NUM_STEPS + 1):
+        keys = np.concatenate([
+            workloads.draw_ids(rng, "zipf", KNOWN, num_keys),
+            np.arange(next_key, next_key + NEW)]).astype(np.int64)
+        next_key += NEW
+        step(tf.constant(keys))
+        if number in (10, 100, 1_000, 2_000, 5_000, NUM_STEPS):
+            found[f"bytes_at_step_{number}"] = resident_bytes() - before
+    stats = vocabulary.stats()
+    row_bytes = 16 + 2 * 4 * DIM
+    found["needed"] = num_keys * row_bytes / LOAD
+    found["ratio"] = found["bytes_at_step_100"] / found["needed"]
+    found["num_keys"] = stats["num_keys"]
+    found["num_evicted"] = stats["num_evicted"]
+    return found
+
+
+if __name__ == "__main__":
+    rich.console.Console().print(measure())

@@ -1,0 +1,176 @@
+"""Learns which item comes next in the order of the documents, once.
+
+A smaller model than `completion.model`: the last items make a query, which is
+scored against the rows of items that may come next. Negatives are drawn from
+what came before, so that a score says how much more likely than usual an item
+is; what is usual, its count, is added when items are offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from completion.data.corpus import Corpus
+from completion.data.features import window
+from completion.names import TABLES, ClosedNames, HashedNames, OpenNames
+
+_HISTORY = 8
+DIM = 32
+_HIDDEN = 128
+_POOL = 1 << 16  # items of before that negatives are drawn from
+
+
+class StreamLearner:
+    """Looks items up by their names, and learns from what followed."""
+
+    def __init__(self, names: ClosedNames | HashedNames | OpenNames,
+                 corpus: Corpus, *, num_negatives: int, seed: int):
+        """Makes tables and tower.
+
+        Args:
+          names: How items find rows.
+          corpus: Whose items.
+          num_negatives: Of each step.
+          seed: Of everything that is drawn.
+        """
+        keras.utils.set_random_seed(seed)
+        self._names = names
+        self._corpus = corpus
+        self._starts = corpus.document_splits[corpus.document_of()]
+        self._draw = np.random.default_rng(seed)
+        self._num_negatives = num_negatives
+        self._pool = np.zeros(0, np.int64)
+        tpu = tf.tpu.experimental.embedding
+        before, after = self._tables = [tpu.TableConfig(
+            names.num_rows, DIM, combiner="sum", name=name,
+            initializer=tf.keras.initializers.TruncatedNormal(
+                stddev=0.1, seed=seed + number))
+            for number, name in enumerate(TABLES)]
+        self.embedding = tlm.TPUEmbedding(
+            {"history": tpu.FeatureConfig(
+                before, max_sequence_length=_HISTORY),
+             "target": tpu.FeatureConfig(after),
+             "negatives": tpu.FeatureConfig(after)},
+            tpu.Adagrad(0.1, 1e-6), vocabularies=names.vocabularies)
+        self.tower = keras.Sequential([
+            keras.Input([_HISTORY * DIM]),
+            keras.layers.Dense(_HIDDEN, "gelu"), keras.layers.Dense(DIM)])
+        self._optimizer = keras.optimizers.Adam(2e-3)
+        self._optimizer.build(self.tower.trainable_variables)
+
+    @property
+    def rows_used(self) -> int:
+        """Rows of both tables that belong to an item, or are shared."""
+        vocabularies = self.embedding.vocabularies
+        if not vocabularies:
+            return len(TABLES) * self._names.num_rows
+        return sum(one.stats()["num_keys"] for one in vocabularies.values())
+
+    def train(self, positions: np.ndarray) -> float:
+        """Learns from positions, in their order; returns the loss."""
+        targets = self._corpus.items[positions]
+        # Not those of this very moment, or a file's own names are avoided.
+        pool = self._pool if len(self._pool) else targets
+        negatives = self._draw.choice(pool, self._num_negatives)
+        history, splits = self._history(positions)
+        loss = self._train(history, splits, tf.constant(targets),
+                           tf.constant(negatives.astype(np.int32)))
+        self._names.count(targets)
+        self._remember(targets)
+        return float(loss)
+
+    def ranks(self, positions: np.ndarray, among: np.ndarray) -> np.ndarray:
+        """Ranks what followed among items that may be offered.
+
+        Args:
+          positions: Where.
+          among: Distinct items.
+
+        Returns:
+          `[num_positions]`, 1 for the first offer, 0 for an item that is not
+          among them or has no row. Of equal scores, the middle rank.
+        """
+        targets = self._corpus.items[positions]
+        rows, known = self._names.rows(self.embedding, among)
+        among, rows = among[known], rows[known]
+        if not len(among):
+            return np.zeros(len(positions))
+        table = tf.convert_to_tensor(
+            self.embedding.embedding_tables[self._tables[1]])
+        log_counts = self._names.log_counts(self.embedding)[rows]
+        place = np.full(len(self._corpus.item_names), -1)
+        place[among] = np.arange(len(among))
+        places = place[targets]
+        history, splits = self._history(positions)
+        scores = tf.matmul(self._queries(history, splits),
+                           tf.gather(table, rows), transpose_b=True)
+        scores += tf.constant(log_counts, tf.float32)
+        own = tf.gather(scores, np.maximum(places, 0), batch_dims=1)
+        above = tf.math.count_nonzero(scores > own[:, tf.newaxis], axis=1)
+        equal = tf.math.count_nonzero(scores == own[:, tf.newaxis], axis=1)
+        ranks = above.numpy() + (equal.numpy() + 1) / 2
+        return np.where(places >= 0, ranks, 0.0)
+
+    def _history(self, positions):
+        before, inside = window(positions, self._starts[positions], _HISTORY)
+        items = self._corpus.items[before][inside]
+        splits = np.concatenate([[0], np.cumsum(inside.sum(axis=1))])
+        return tf.constant(items), tf.constant(splits.astype(np.int64))
+
+    def _remember(self, targets):
+        if len(self._pool) < _POOL:
+            self._pool = np.concatenate([self._pool, targets])[:_POOL]
+            return
+        # Of all that came, each has about the same chance to be in it.
+        self._pool[self._draw.integers(0, _POOL, len(targets) // 8)] = (
+            self._draw.choice(targets, len(targets) // 8))
+
+    def _features(self, history, splits, target, negatives):
+        ids = self._names.ids
+        return {"history": tf.RaggedTensor.from_row_splits(
+                    tf.gather(ids, history), splits, validate=False),
+                "target": tf.gather(ids, target),
+                "negatives": tf.gather(ids, negatives)}
+
+    @tf.function(reduce_retracing=True)
+    def _train(self, history, splits, target, negatives):
+        self.embedding.enqueue(
+            self._features(history, splits, target, negatives))
+        found = self.embedding.dequeue()
+        weights = self.tower.trainable_variables
+        with tf.GradientTape() as tape:
+            tape.watch(found)
+            query = self.tower(tf.reshape(
+                found["history"], [-1, _HISTORY * DIM]), training=True)
+            own = tf.reduce_sum(query * found["target"], axis=1)
+            others = tf.matmul(query, found["negatives"], transpose_b=True)
+            others -= 1e9 * tf.cast(
+                target[:, tf.newaxis] == negatives[tf.newaxis], tf.float32)
+            scores = tf.concat([own[:, tf.newaxis], others], axis=1)
+            loss = tf.reduce_mean(
+                tf.reduce_logsumexp(scores, axis=1) - own)
+        to_tables, to_tower = tape.gradient(loss, (found, weights))
+        self.embedding.apply_gradients(to_tables)
+        self._optimizer.apply(to_tower, weights)
+        return loss
+
+    @tf.function(reduce_retracing=True)
+    def _queries(self, history, splits):
+        nothing = tf.zeros([0], tf.int32)
+        self.embedding.enqueue(self._features(
+            history, splits, nothing, nothing), training=False)
+        found = self.embedding.dequeue()
+        return self.tower(tf.reshape(
+            found["history"], [-1, _HISTORY * DIM]), training=False)
+
+
+def batches_in_order(positions: np.ndarray,
+                     batch_size: int) -> Iterator[np.ndarray]:
+    """Yields all positions, one part after the other."""
+    for start in range(0, len(positions), batch_size):
+        yield positions[start:start + batch_size]

@@ -1,0 +1,348 @@
+"""`ShardedEmbedding` with an open vocabulary, in both Keras."""
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_layoutmap as tlm
+from tests.layout.meshes import mesh_of
+from tests.strategies import mirrored
+
+tpu = tf.tpu.experimental.embedding
+VERSIONS = [(keras, tlm.layers), (tf_keras, tlm.layers.tf_keras)]
+both = pytest.mark.parametrize(("version", "layers"), VERSIONS)
+LENGTH = 3
+
+
+def layer_of(layers, num_shards=2, optimizer=None, capacity=100, mask=False,
+             initializer="uniform", name="words", **settings):
+    return layers.ShardedEmbedding(
+        tlm.OpenVocabulary(capacity, **settings), 4, num_shards=num_shards,
+        optimizer=tpu.Adagrad(0.5) if optimizer is None else optimizer,
+        embeddings_initializer=initializer, mask_zero=mask, name=name)
+
+
+def model_of(version, layers, dtype="string", **settings):
+    layer = layer_of(layers, **settings)
+    inputs = version.Input([LENGTH], dtype=dtype)
+    rows = version.layers.Flatten()(layer(inputs))
+    outputs = version.layers.Dense(1, kernel_initializer="ones")(rows)
+    model = version.Model(inputs, outputs)
+    model.compile(version.optimizers.SGD(0.01), "mse")
+    return model, layer
+
+
+def data(most=40, seed=0, dtype=str):
+    words = np.random.default_rng(seed).integers(0, most, [64, LENGTH])
+    return (tf.constant(words.astype(dtype)),
+            tf.constant(words.sum(1, keepdims=True) / most, tf.float32))
+
+
+def rows_by_key(layer):
+    keys = np.sort(layer.vocabulary.keys().numpy())
+    return keys, tf.gather(
+        layer.embeddings, layer.vocabulary.lookup(keys)).numpy()
+
+
+@both
+@pytest.mark.parametrize("dtype", [str, np.int64])
+def test_fit_inserts_and_nothing_else_does(version, layers, dtype):
+    model, layer = model_of(
+        version, layers, "string" if dtype is str else "int64")
+    inputs, labels = data(dtype=dtype)
+    before = model.evaluate(inputs, labels, verbose=0)
+    assert layer.vocabulary.stats()["step"] == 0
+    model.fit(inputs, labels, batch_size=16, epochs=8, verbose=0)
+    stats = layer.vocabulary.stats()
+    assert (stats["num_keys"], stats["step"]) == (
+        len(np.unique(inputs)), 32)
+    assert int(layer.optimizer.iterations) == 32
+    assert model.evaluate(inputs, labels, verbose=0) < before / 2
+    others, _ = data(seed=5, most=90, dtype=dtype)
+    model.predict(others, verbose=0)
+    layer(others)
+    tf.function(layer)(others)
+    assert layer.vocabulary.stats() == stats
+    known = layer.vocabulary.contains(others).numpy()
+    assert known.any() and not known.all()
+    rows = layer(others).numpy()
+    assert not rows[~known].any() and rows[known].any(1).all()
+    assert layer.vocabulary.evict(others[:1]).shape[0] == known[0].sum()
+
+
+@both
+def test_steps_are_those_of_a_tpu_embedding(version, layers):
+    """Whole numbers: the same sums in any order."""
+    layer = layer_of(layers, optimizer=tpu.SGD(0.5), initializer="zeros")
+    layer.build(None)
+    table = tpu.TableConfig(100, 4, tf.zeros_initializer(), combiner="sum")
+    other = tlm.TPUEmbedding(
+        tpu.FeatureConfig(table), tpu.SGD(0.5),
+        vocabularies={"table_0": tlm.OpenVocabulary(100)})
+    model_optimizer = version.optimizers.SGD(1.0)
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        keys = rng.integers(-50, 50, [8, LENGTH])
+        gradient = rng.integers(-4, 5, [8, LENGTH, 4]).astype(np.float32)
+        with tf.GradientTape() as tape:
+            # Called twice in a step, with all ids in one and some in another.
+            loss = (tf.reduce_sum(layer(keys) * gradient)
+                    + tf.reduce_sum(layer(keys[:2]) * gradient[:2]))
+        weights = layer.trainable_variables
+        model_optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights))
+        other.enqueue(tf.constant(keys.ravel()))
+        other.dequeue()
+        gradient[:2] *= 2
+        other.apply_gradients(tf.constant(gradient.reshape(-1, 4)))
+    keys, rows = rows_by_key(layer)
+    vocabulary = other.vocabularies["table_0"]
+    np.testing.assert_array_equal(keys, np.sort(vocabulary.keys()))
+    np.testing.assert_array_equal(rows, tf.gather(
+        other.embedding_tables[table], vocabulary.lookup(keys)))
+
+
+@both
+def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
+    model, layer = model_of(version, layers, num_shards=3)
+    inputs, labels = data()
+    model.fit(inputs, labels, batch_size=16, verbose=0, shuffle=False)
+    found = model.predict(inputs, verbose=0)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    saved = tf.train.Checkpoint(model=model).save(str(tmp_path / "model"))
+    whole = version.models.load_model(tmp_path / "model.keras")
+    assert whole.get_layer("words").num_shards == 3
+    weights, _ = model_of(version, layers, num_shards=1)
+    weights.load_weights(tmp_path / "model.weights.h5")
+    restored, _ = model_of(version, layers, num_shards=5, name="others")
+    restored.optimizer.build(restored.trainable_variables)
+    tf.train.Checkpoint(model=restored).restore(
+        saved).assert_existing_objects_matched()
+    for one in (whole, weights, restored):
+        np.testing.assert_array_equal(one.predict(inputs, verbose=0), found)
+    # All go on as the one that was saved; new keys of another layer's name
+    # start with other values.
+    more = data(seed=7, most=60)
+    for one in (model, whole, weights):
+        one.fit(*more, batch_size=16, verbose=0, shuffle=False)
+    for one in (whole, weights):
+        np.testing.assert_array_equal(one.predict(inputs, verbose=0),
+                                      model.predict(inputs, verbose=0))
+        other = one.get_layer("words")
+        assert other.vocabulary.stats() == layer.vocabulary.stats()
+        np.testing.assert_array_equal(
+            tf.convert_to_tensor(other.optimizer.slots["accumulators"]),
+            tf.convert_to_tensor(layer.optimizer.slots["accumulators"]))
+        assert int(other.optimizer.iterations) == 8
+
+
+@both
+def test_a_table_of_the_other_kind_is_not_loaded(tmp_path, version, layers):
+    def save(input_dim, name):
+        layer = layers.ShardedEmbedding(
+            input_dim, 4, optimizer="sgd", name="words")
+        inputs = version.Input([LENGTH], dtype="int64")
+        model = version.Model(inputs, layer(inputs))
+        model.save_weights(tmp_path / f"{name}.weights.h5")
+        return model
+
+    closed, opened = save(113, "closed"), save(
+        tlm.OpenVocabulary(100), "open")
+    with pytest.raises(ValueError, match="a table whose ids are rows"):
+        opened.load_weights(tmp_path / "closed.weights.h5")
+    with pytest.raises(ValueError, match="must be one table"):
+        closed.load_weights(tmp_path / "open.weights.h5")
+
+
+@both
+def test_exports_find_keys_by_stock_ops(tmp_path, version, layers):
+    model, _ = model_of(version, layers, unknown="row", num_shards=3)
+    model.fit(*data(), batch_size=16, verbose=0)
+    asked, _ = data(seed=5, most=90)
+    expected = model.predict(asked, verbose=0)
+    folders = [str(tmp_path / name) for name in ("keras", "tlm", "tf")]
+    model.export(folders[0], **({"verbose": False} if version is keras
+                                else {}))
+    tlm.export(model, folders[1])
+    if version is tf_keras:
+        tf.saved_model.save(model, folders[2])
+    else:
+        del folders[2]
+    for folder in folders:
+        served = tf.saved_model.load(folder).signatures["serving_default"]
+        found, = served(asked).values()
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        graph = pathlib.Path(folder, "saved_model.pb").read_bytes()
+        assert b"LayoutMap>" not in graph
+
+
+@both
+def test_padding_is_no_key(version, layers):
+    layer = layer_of(layers, mask=True, optimizer=tpu.SGD(1.0))
+    inputs = version.Input([LENGTH], dtype="string")
+    outputs = version.layers.LSTM(2)(layer(inputs))
+    model = version.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    words = tf.constant([["a", "b", ""], ["c", "", ""]])
+    model.fit(words, np.ones([2, 2], np.float32), verbose=0)
+    stats = layer.vocabulary.stats()
+    assert (stats["num_keys"], stats["num_lookups"]) == (3, 3)
+    assert not layer.vocabulary.contains("").numpy()
+    assert not layer(words).numpy()[1, 1:].any()
+    # What is masked does not matter.
+    np.testing.assert_array_equal(
+        model.predict(words, verbose=0)[1:],
+        model.predict(tf.constant([["c", "", ""]]), verbose=0))
+    numbers = layer_of(layers, mask=True)
+    np.testing.assert_array_equal(
+        numbers.compute_mask(tf.constant([[0, 5]])), [[False, True]])
+
+
+@both
+def test_ragged_ids_of_two_tables(version, layers):
+    first = layer_of(layers, name="first")
+    second = layer_of(layers, name="second")
+    words = tf.ragged.constant([["a", "b"], [], ["b"]])
+    for one in (first, second):
+        one.build(None)
+    optimizer = version.optimizers.SGD(0.1)
+    with tf.GradientTape() as tape:
+        rows = first(words)
+        assert rows.shape == [3, None, 4]
+        loss = tf.reduce_sum(rows) + tf.reduce_sum(second(tf.constant(["c"])))
+    weights = first.trainable_variables + second.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    assert first.vocabulary.contains(["a", "b", "c"]).numpy().tolist() == [
+        True, True, False]
+    assert second.vocabulary.contains(["a", "b", "c"]).numpy().tolist() == [
+        False, False, True]
+
+
+@both
+def test_two_layers_start_with_other_values(version, layers):
+    del version
+    found = []
+    for name in ("first", "second", "first"):
+        layer = layer_of(layers, name=name)
+        layer.build(None)
+        with tf.GradientTape():
+            found.append(layer(tf.constant([7, 8])).numpy())
+    assert (found[0] != found[1]).all() and (found[0] == found[2]).all()
+
+
+@both
+def test_the_learning_rate_can_be_set_and_scheduled(version, layers):
+    def step(layer, optimizer):
+        """By how much a step with the gradient 1 has moved a row."""
+        before = layer(tf.constant([5])).numpy()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([5])))
+        weights = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return (layer(tf.constant([5])).numpy() - before).ravel()[0]
+
+    layer = layer_of(layers, optimizer="sgd", initializer="zeros")
+    layer.build(None)
+    optimizer = version.optimizers.SGD(1.0)
+    layer.optimizer.learning_rate = 0.5
+    assert step(layer, optimizer) == -0.5
+    layer.optimizer.learning_rate = 0.25
+    assert step(layer, optimizer) == -0.25
+    schedule = version.optimizers.schedules.PiecewiseConstantDecay(
+        [0, 1], [1.0, 0.5, 0.125])
+    layer = layer_of(layers, optimizer=tpu.SGD(schedule), initializer="zeros")
+    layer.build(None)
+    optimizer = version.optimizers.SGD(1.0)
+    assert [step(layer, optimizer) for _ in range(3)] == [-1, -0.5, -0.125]
+
+
+@both
+def test_frozen_layers_insert_nothing(version, layers):
+    model, layer = model_of(version, layers)
+    layer.trainable = False
+    model.compile("sgd", "mse")
+    model.fit(*data(), verbose=0)
+    assert layer.vocabulary.stats()["step"] == 0
+
+
+@both
+def test_arguments_that_a_layer_with_keys_refuses(version, layers):
+    words = tlm.OpenVocabulary(100)
+    with pytest.raises(ValueError, match="`optimizer` must be given: a row"):
+        layers.ShardedEmbedding(words, 4)
+    for name in ("embeddings_regularizer", "embeddings_constraint"):
+        value = {"embeddings_regularizer": "l2",
+                 "embeddings_constraint": version.constraints.MaxNorm(axis=1)}
+        with pytest.raises(ValueError, match=f"`{name}` must be None"):
+            layers.ShardedEmbedding(
+                words, 4, optimizer="sgd", **{name: value[name]})
+    with pytest.raises(ValueError, match="drawn for one key.*'words'"):
+        layers.ShardedEmbedding(
+            words, 4, optimizer="sgd", name="words",
+            embeddings_initializer="glorot_uniform")
+    assert layers.ShardedEmbedding(9, 4).vocabulary is None
+
+
+@both
+def test_inputs_that_a_layer_with_keys_refuses(version, layers):
+    del version
+    layer = layer_of(layers)
+    for read in ("embeddings", "vocabulary"):
+        with pytest.raises(AttributeError, match="call the layer, or `build`"):
+            getattr(layer, read)
+    layer.build(None)
+    for value in (np.ones([2], np.float32), np.ones([2], np.uint64)):
+        with pytest.raises(TypeError, match="integers that int64 holds, or"):
+            layer(value)
+    with pytest.raises(TypeError, match="tf.SparseTensor"):
+        layer(tf.sparse.from_dense([[1, 2]]))
+    with tf.GradientTape():
+        layer(tf.constant(["a"]))
+    stats = layer.vocabulary.stats()
+    with tf.GradientTape(), pytest.raises(
+            tf.errors.InvalidArgumentError, match="strings"):
+        layer(tf.constant([5]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="kind of those"):
+        layer(tf.constant([5]))
+    assert layer.vocabulary.stats() == stats
+
+
+def test_a_mesh_is_refused():
+    layout_map = tlm.LayoutMap(mesh_of(batch=2))
+    with tlm.layout_map_scope(layout_map), pytest.raises(
+            NotImplementedError, match="is on the host, not on a mesh"):
+        layer_of(tlm.layers).build(None)
+
+
+@both
+def test_weights_without_the_table_are_not_set(version, layers):
+    """Else the best weights would be restored without it, in silence."""
+    model, _ = model_of(version, layers)
+    with pytest.raises(RuntimeError, match="'words' are no weights of Keras"):
+        model.set_weights(model.get_weights())
+    best = version.callbacks.EarlyStopping(
+        "loss", patience=1, restore_best_weights=True)
+    with pytest.raises(RuntimeError, match="ModelCheckpoint"):
+        model.fit(*data(), epochs=2, verbose=0, callbacks=[best])
+
+
+@both
+def test_replicas_are_refused(version, layers):
+    del version
+    with mirrored(2).scope(), pytest.raises(
+            RuntimeError, match="must be trained by one replica"):
+        layer_of(layers).build(None)
+
+
+def test_gradients_that_are_accumulated_are_refused():
+    model, layer = model_of(keras, tlm.layers)
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+                  "mse")
+    with pytest.raises(ValueError, match="must not accumulate gradients"):
+        model.fit(*data(), verbose=0)
+    assert layer.optimizer.iterations == 0

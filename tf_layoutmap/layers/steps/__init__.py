@@ -1,0 +1,1 @@
+"""Calls of layers that become steps of an engine."""
