@@ -86,6 +86,9 @@ def test_others_are_asked_themselves(monkeypatch):
         assert new_rows.draw(initializer, (4, 2), tf.float32) is None
     assert new_rows.draw(tf.ones_initializer(), (4, 2), tf.int32) is None
     uniform = tf.random_uniform_initializer()
+    # A server may be TensorFlow's own, without our operations.
+    with tf.device("/job:ps/replica:0/task:1/device:CPU:0"):
+        assert new_rows.draw(uniform, (4, 2), tf.float32) is None
     traced = tf.function(lambda: tf.constant(
         new_rows.draw(uniform, (4, 2), tf.float32) is None))
     assert traced()

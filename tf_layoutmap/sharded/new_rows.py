@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap import _ops
+from tf_layoutmap import _ops, _tf_private
 
 # Bytes. Below them there is no large page to fill.
 _LEAST_SIZE = 1 << 22
@@ -32,10 +32,12 @@ def draw(initializer: Any, shape: tuple[int, ...],
     """Returns what `initializer(shape, dtype=dtype)` does.
 
     None if it must be asked itself: it is none of TensorFlow's that this
-    module knows, or the result is small, or a function is being traced.
+    module knows, or the result is small, or on a parameter server, which may
+    not know our operations, or a function is being traced.
     """
     if (not tf.executing_eagerly() or dtype not in _DTYPES
-            or math.prod(shape) * dtype.size < _LEAST_SIZE):
+            or math.prod(shape) * dtype.size < _LEAST_SIZE
+            or "/job:ps" in _tf_private.current_device()):
         return None
     found = _draw_of(initializer, dtype)
     if found is None:

@@ -12,8 +12,8 @@ class VocabularyLoggerBase:
     """Adds to the logs of each epoch; a mixin for callbacks of either Keras."""
 
     # Whose tables it looks at, and their public name.
-    layer_types: ClassVar[tuple[type, ...]]
-    layer_name: ClassVar[str]
+    _layer_types: ClassVar[tuple[type, ...]]
+    _layer_name: ClassVar[str]
 
     def __init__(
         self, layer: Any, log_dir: str | None = None,
@@ -36,9 +36,9 @@ class VocabularyLoggerBase:
           ValueError: If a name is another one.
         """
         super().__init__()
-        if not isinstance(layer, self.layer_types):
+        if not isinstance(layer, self._layer_types):
             raise TypeError(
-                f"Argument `layer` must be a {self.layer_name}. Received: "
+                f"Argument `layer` must be a {self._layer_name}. Received: "
                 f"{layer!r}.")
         self._stats = epoch_stats.EpochStats(
             layer._named_vocabularies, names, log_dir)

@@ -77,7 +77,7 @@ def create_table(
 ) -> dict[str, Any]:
     """Creates the variables of one table; see `create_tables`."""
     with tf.device(HOST), tf.name_scope(""):
-        return _create_table(table, _num_shards(table, partitioner))
+        return _create_table(table, _num_shards(table, partitioner), None)
 
 
 def _num_shards(table: config.TableSpec, partitioner) -> int:

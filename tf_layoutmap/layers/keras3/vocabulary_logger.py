@@ -32,5 +32,5 @@ class VocabularyLogger(VocabularyLoggerBase, keras.callbacks.Callback):
     0.0
     """
 
-    layer_types = (TPUEmbedding, ShardedEmbedding)
-    layer_name = "tlm.layers.TPUEmbedding, or a ShardedEmbedding"
+    _layer_types = (TPUEmbedding, ShardedEmbedding)
+    _layer_name = "tlm.layers.TPUEmbedding, or a ShardedEmbedding"
