@@ -14,6 +14,7 @@ from tf_layoutmap.ps import (
     connection,
     durations,
     processes,
+    restarts,
     waiting,
 )
 
@@ -152,6 +153,13 @@ def test_what_is_watched_moves_the_deadline(monkeypatch):
         "tf_layoutmap._tf_private.wait_for_closure", time.sleep)
     watched = [0.2] * 5
     assert waiting.within(lambda: time.sleep(0.8) or 7, 0.5, watched) == 7
+
+
+def test_a_program_that_gets_nowhere_stops_starting_anew():
+    environment = {}
+    assert [restarts.may_restart(0, environment) for _ in range(5)] == [
+        True, True, True, False, False]
+    assert restarts.may_restart(7, environment)
 
 
 @pytest.mark.parametrize("changes, error, words", [

@@ -18,6 +18,7 @@ from tf_layoutmap.ps import (
     connection,
     durations,
     processes,
+    restarts,
     rounds,
     waiting,
 )
@@ -90,7 +91,7 @@ class Run:
           on_server_loss: `"raise"`: a `ServerLostError`. `"restart"`: this
             program starts anew, in the same process, with its arguments. It
             waits in `connect` until the server is there again, and goes on
-            from the newest checkpoint.
+            from the newest checkpoint; three times, if there is no new one.
           step_deadline: How long no closure may end.
           max_to_keep: Checkpoints to keep, at least 1.
 
@@ -225,7 +226,9 @@ class Run:
             "A parameter server is lost, or was started again: "
             f"{'; '.join(wrong) or 'all answer by now'}. What it held is "
             f"gone. {self._remedy()}")
-        if not self._restarts:
+        newest = self._folder.newest()
+        if not self._restarts or not restarts.may_restart(
+                newest.num_done if newest else 0, os.environ):
             raise ServerLostError(message) from error
         logging.error("%s This program starts anew.", message)
         logging.flush()
