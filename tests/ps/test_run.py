@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with Cluster(folder, num_workers=1) as cluster:
-        cluster.train(module="tests.ps.run_cases")
+        cluster.train(module="tests.ps.run_program")
         line = cluster.wait_for("FOUND ", 150)
     return json.loads(line.partition("FOUND ")[2])
 

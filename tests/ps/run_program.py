@@ -1,6 +1,6 @@
 """What a run does and refuses where nothing dies; test_run.py starts it.
 
-    python -m tests.ps.run_cases FOLDER
+    python -m tests.ps.run_program FOLDER
 
 Prints a line of JSON: what each case gave, or its error.
 """
