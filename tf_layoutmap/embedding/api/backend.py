@@ -236,8 +236,11 @@ class EngineBackend(Backend, Protocol):
         """
         ...
 
-    def watch_changes(self) -> EngineChanges:
+    def watch_changes(self) -> Any:
         """Begins to note which rows are written.
+
+        Returns:
+          The `EngineChanges`.
 
         Raises:
           NotImplementedError: Several processes train the tables.

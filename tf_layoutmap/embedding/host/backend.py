@@ -101,7 +101,7 @@ class HostBackend:
                 "out_of_range": self._out_of_range,
                 "rounding_seed": self._rounding_seed}
 
-    def resize(self, table: int, capacity: int) -> resizing.Resized:
+    def resize(self, table: int, capacity: int) -> Any:
         """Gives a vocabulary another capacity; see `Vocabulary.resize`."""
         self.flush()
         name = self._spec.tables[table].name
@@ -180,7 +180,7 @@ class HostBackend:
         """Takes rows of keys away; see `OpenTables`."""
         return self._started.evict_keys(table, keys, expired=expired)
 
-    def watch_changes(self) -> changes.Changes:
+    def watch_changes(self) -> Any:
         """Begins to note which rows are written."""
         if self._replicas.has_processes:
             raise NotImplementedError(
