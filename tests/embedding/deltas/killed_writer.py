@@ -4,7 +4,8 @@
 
 Importing TensorFlow takes seconds, so it is done once: each line on standard
 input starts a copy of the process, whose number is printed, then "ready" when
-it begins to write, and "dead" once somebody has killed it.
+it begins to write, "written" after each delta, and "dead" once somebody has
+killed it.
 """
 
 import os
@@ -27,6 +28,7 @@ def write_deltas(base, directory):
     for step in range(len(writer.deltas), 100_000):
         cases.train(one, step)
         writer.write()
+        print("written", flush=True)
 
 
 def main(base, directory):
