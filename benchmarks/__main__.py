@@ -22,6 +22,7 @@ from benchmarks import (
     workloads,
 )
 from benchmarks.vocabularies import peers
+from benchmarks.whole_models import dlrm
 
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 15, "How often each contestant is timed.", lower_bound=1)
@@ -35,7 +36,8 @@ _DISTRIBUTIONS = flags.DEFINE_multi_enum(
     "distributions", workloads.DISTRIBUTIONS, workloads.DISTRIBUTIONS,
     "How ids are drawn.")
 
-_BENCHMARKS = {"embedding_step": embedding_step.report,
+_BENCHMARKS = {"dlrm": dlrm.report,
+               "embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
                "model_creation": model_creation.report,
                "open_vocabulary": open_vocabulary.report,

@@ -72,21 +72,32 @@ def build_model(table_rows: list[int] | None,
     categories = {name: keras.Input([], dtype=dtype, name=name)
                   for name in CATEGORIES}
     found = tables(categories)
-    dense = numbers
-    for width in (64, settings.dim):
-        dense = keras.layers.Dense(width, "relu")(dense)
-    rows = keras.ops.stack(
-        [dense, *(found[name] for name in CATEGORIES)], axis=1)
-    top = keras.layers.Concatenate()([dense, Products()(rows)])
-    for width in (128, 64):
-        top = keras.layers.Dense(width, "relu")(top)
-    model = keras.Model({"numbers": numbers, **categories},
-                        keras.layers.Dense(1, name="logit")(top))
+    model = keras.Model(
+        {"numbers": numbers, **categories},
+        logit_of(numbers, [found[name] for name in CATEGORIES], settings.dim))
     model.compile(
         keras.optimizers.Adam(settings.rate),
         keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[keras.metrics.AUC(from_logits=True, name="auc")])
     return model
+
+
+def logit_of(numbers, found: list, dim: int):
+    """The towers: a logit, `[B, 1]`.
+
+    Args:
+      numbers: `[B, NUM_NUMBERS]`.
+      found: The row of each category, `[B, dim]`.
+      dim: Width of the rows.
+    """
+    dense = numbers
+    for width in (64, dim):
+        dense = keras.layers.Dense(width, "relu")(dense)
+    rows = keras.ops.stack([dense, *found], axis=1)
+    top = keras.layers.Concatenate()([dense, Products()(rows)])
+    for width in (128, 64):
+        top = keras.layers.Dense(width, "relu")(top)
+    return keras.layers.Dense(1, name="logit")(top)
 
 
 def chances_of(model: keras.Model, batches: tf.data.Dataset) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Both backends have what an embedding asks of its backend."""
+"""All backends have what an embedding asks of its backend."""
 
 import ast
 import inspect
@@ -8,6 +8,7 @@ import pytest
 from tests.architecture import test_levels
 from tf_layoutmap.embedding.api import backend
 from tf_layoutmap.embedding.host.backend import HostBackend
+from tf_layoutmap.embedding.servers.backend import ServersBackend
 from tf_layoutmap.embedding.tpu.backend import TPUBackend
 
 
@@ -31,6 +32,7 @@ CASES = [
     (kind, protocol, name, member)
     for kind, protocols in (
         (HostBackend, (backend.Backend, backend.EngineBackend)),
+        (ServersBackend, (backend.Backend, backend.EngineBackend)),
         (TPUBackend, (backend.Backend,)))
     for protocol in protocols for name, member in members(protocol).items()]
 
@@ -85,3 +87,14 @@ def test_layers_do_not_reach_into_an_embedding():
                 node.lineno for node in ast.walk(tree)
                 if isinstance(node, ast.Attribute) and node.attr == "_state"
             ], module
+
+
+@pytest.mark.parametrize("name", [
+    "open", "follow", "apply_followed", "evict_keys", "resize",
+    "watch_changes"])
+def test_what_servers_do_not_do_is_refused(name):
+    member = getattr(ServersBackend, name)
+    arguments = dict.fromkeys(inspect.signature(member).parameters)
+    with pytest.raises(NotImplementedError,
+                       match="needs the host engine.*on parameter servers"):
+        member(**arguments)

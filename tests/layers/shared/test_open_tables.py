@@ -95,3 +95,17 @@ def test_replicas_train_the_keys_of_one():
     assert (keys == expected_keys).all()
     # Means over two halves of a batch round otherwise.
     np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
+def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
+    model, layer = model_of(version, layer_class)
+    inputs, labels = data()
+    model.fit(inputs, labels, batch_size=16, verbose=0)
+    layer.embedding.vocabularies["words"].resize(300)
+    inputs, labels = data(most=200, seed=1)
+    model.fit(inputs, labels, batch_size=16, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = version.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(
+        loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0))

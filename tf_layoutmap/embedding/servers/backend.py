@@ -146,12 +146,34 @@ class ServersBackend:
         """False: servers have none."""
         return False
 
-    def open(self, features: Any, weights: Any) -> Any:
+    def open(
+        self, features: Any, weights: Any,
+    ) -> tuple[Any, list[tf.Tensor]]:
         """Refuses: layers are not over servers."""
-        raise NotImplementedError(
-            "A lookup out of the order of steps needs the host engine.")
+        raise _needs_host("A lookup out of the order of steps")
 
-    follow = apply_followed = rows_in_flight = open
+    def follow(
+        self, lookup: Any, gradients: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Refuses, as `open`."""
+        raise _needs_host("A lookup out of the order of steps")
+
+    def apply_followed(self, marks: tf.Tensor) -> None:
+        """Refuses, as `open`."""
+        raise _needs_host("A lookup out of the order of steps")
+
+    def evict_keys(self, table: int, keys: tf.Tensor, *,
+                   expired: bool) -> tf.Tensor:
+        """Refuses: tables over servers have no open vocabularies."""
+        raise _needs_host("An open vocabulary")
+
+    def resize(self, table: int, capacity: int) -> Any:
+        """Refuses, as `evict_keys`."""
+        raise _needs_host("An open vocabulary")
+
+    def watch_changes(self) -> Any:
+        """Refuses: nothing notes which rows the servers write."""
+        raise _needs_host("A DeltaWriter")
 
     def flush(self) -> None:
         """Nothing to do: no update is held back."""
@@ -212,3 +234,9 @@ class ServersBackend:
 
     def retrieve_variables(self) -> None:
         """Nothing to do: steps use the variables themselves."""
+
+
+def _needs_host(what: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{what} needs the host engine; the tables of this TPUEmbedding are "
+        "on parameter servers.")

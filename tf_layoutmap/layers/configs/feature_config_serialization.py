@@ -1,6 +1,7 @@
 """Feature configs as plain values, and back, for saved models."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -16,7 +17,8 @@ _OPTIMIZERS = {one.__name__: one for one in (
     optimizers.RowwiseAdagrad, optimizers.LAMB)}
 
 
-def to_config(feature_config: Any, optimizer: Any) -> dict[str, Any]:
+def to_config(feature_config: Any, optimizer: Any,
+              capacities: Mapping[str, int]) -> dict[str, Any]:
     """Returns plain values that `from_config` understands.
 
     Initializers that Keras cannot save are left out: the rows come from the
@@ -25,6 +27,7 @@ def to_config(feature_config: Any, optimizer: Any) -> dict[str, Any]:
     Args:
       feature_config: Nested structure of `FeatureConfig`.
       optimizer: Of tables that bring none.
+      capacities: By name, of tables with open vocabularies.
 
     Raises:
       ValueError: If a learning rate is a callable, which no file can hold.
@@ -54,7 +57,10 @@ def to_config(feature_config: Any, optimizer: Any) -> dict[str, Any]:
 
     features = write(feature_config)
     return {"features": features,
-            "tables": [_write_table(one, optimizer) for one in tables]}
+            "tables": [
+                {**_write_table(one, optimizer),
+                 "vocabulary_size": capacities.get(
+                     one.name, one.vocabulary_size)} for one in tables]}
 
 
 def from_config(saved: dict[str, Any]) -> Any:

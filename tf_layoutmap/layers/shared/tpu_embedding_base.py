@@ -175,18 +175,20 @@ class TPUEmbeddingCore(LayerBase):
         Raises:
           ValueError: If a learning rate is a callable.
         """
+        tables = self._steps.spec.tables
         return {
             **super().get_config(),
             "feature_config": feature_config_serialization.to_config(
-                self._steps.feature_config, self._steps.optimizer),
+                self._steps.feature_config, self._steps.optimizer,
+                # A vocabulary may have been resized since.
+                {table.name: table.vocabulary.settings.capacity
+                 for table in tables if table.vocabulary is not None}),
             "out_of_range": self._steps.out_of_range,
-            "table_dtypes": {table.name: table.dtype
-                             for table in self._steps.spec.tables},
+            "table_dtypes": {table.name: table.dtype for table in tables},
             "rounding_seed": self._steps.rounding_seed,
             "vocabularies": {
                 table.name: dataclasses.asdict(table.vocabulary.settings)
-                for table in self._steps.spec.tables
-                if table.vocabulary is not None} or None,
+                for table in tables if table.vocabulary is not None} or None,
         }
 
     @classmethod

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.api.layer_access import LayerAccess
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
+from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import packed_ids, structure
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.embedding.variables.table_variable import HOST
@@ -66,7 +67,6 @@ class EmbeddingSteps:
             rounding_seed=rounding_seed, vocabularies=vocabularies)
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
-        self.spec = self.access.spec
         self._schedules = [
             table.optimizer.learning_rate for table in self.spec.tables
             if table.optimizer is not None and isinstance(
@@ -107,6 +107,11 @@ class EmbeddingSteps:
     def layer_name(self) -> str:
         """Name of the layer."""
         return self._layer
+
+    @property
+    def spec(self) -> config.EmbeddingSpec:
+        """Its tables and features, of the sizes that they have now."""
+        return self.access.spec
 
     @property
     def table_names(self) -> list[str]:
