@@ -104,6 +104,10 @@ def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
     model.fit(inputs, labels, batch_size=16, verbose=0)
     layer.embedding.vocabularies["words"].resize(300)
     inputs, labels = data(most=200, seed=1)
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="Keras models be compiled again"):
+        model.fit(inputs, labels, batch_size=16, verbose=0)
+    model.compile("sgd", "mse")
     model.fit(inputs, labels, batch_size=16, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = version.models.load_model(tmp_path / "model.keras")

@@ -110,8 +110,8 @@ class HostBackend:
         try:
             engine.retire(
                 f"The vocabulary of table {name!r} was resized: functions "
-                "that were traced before must be traced anew, and a "
-                "tlm.DeltaWriter be made of a new base")
+                "that were traced before must be traced anew, Keras models be "
+                "compiled again, and a tlm.DeltaWriter made of a new base")
         except tf.errors.FailedPreconditionError:
             raise RuntimeError(
                 "A vocabulary cannot be resized while steps are in flight; "
