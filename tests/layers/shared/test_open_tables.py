@@ -14,12 +14,14 @@ VERSIONS = [(keras, tlm.layers.TPUEmbedding),
             (tf_keras, tlm.layers.tf_keras.TPUEmbedding)]
 
 
-def model_of(version, layer_class, dtype="string", **settings):
+def model_of(version, layer_class, dtype="string", table_dtypes=None,
+             **settings):
     words = tpu.TableConfig(
         100, 4, initializer=tf.random_uniform_initializer(-1.0, 1.0),
         combiner="sum", name="words")
     layer = layer_class(
         {"text": tpu.FeatureConfig(words)}, tpu.Adagrad(0.5),
+        table_dtypes=table_dtypes,
         vocabularies={"words": tlm.OpenVocabulary(100, **settings)})
     inputs = {"text": version.Input([3], dtype=dtype, name="text")}
     outputs = version.layers.Dense(1, kernel_initializer="ones")(
@@ -113,3 +115,25 @@ def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
     loaded = version.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(
         loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
+def test_a_checkpoint_goes_on_with_replicas(
+        tmp_path, version, layer_class, is_half):
+    inputs, labels = data(dtype=np.int64)
+
+    def trained(epochs):
+        with strategies.mirrored(2).scope():
+            model, _ = model_of(
+                version, layer_class, "int64",
+                table_dtypes="bfloat16" if is_half else "float32")
+        model.fit(inputs, labels, batch_size=16, epochs=epochs, verbose=0)
+        return model, tf.train.Checkpoint(model=model)
+
+    model, checkpoint = trained(2)
+    path = checkpoint.write(tmp_path / "checkpoint")
+    other, checkpoint = trained(1)
+    checkpoint.read(path)
+    np.testing.assert_array_equal(
+        other.predict(inputs, verbose=0), model.predict(inputs, verbose=0))

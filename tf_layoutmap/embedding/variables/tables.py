@@ -121,7 +121,8 @@ def _create_table(table: config.TableSpec, num_shards: int,
     if table.is_half and table.optimizer is not None:
         variables[ROUNDING_STEPS] = _tf_private.ResourceVariable(
             tf.constant(0, tf.int64), trainable=False,
-            name=f"{table.name}/{ROUNDING_STEPS}")
+            name=f"{table.name}/{ROUNDING_STEPS}",
+            distribute_strategy=table_variable.strategy_in_scope())
     if settings is not None:
         variables.update(vocabulary_variables.create_variables(
             settings, table.name, num_shards))

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.variables import table_variable
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.vocabulary import bucket_layout, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -55,4 +56,6 @@ def create_variables(
 
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:
-    return _tf_private.ResourceVariable(value, trainable=False, name=name)
+    return _tf_private.ResourceVariable(
+        value, trainable=False, name=name,
+        distribute_strategy=table_variable.strategy_in_scope())

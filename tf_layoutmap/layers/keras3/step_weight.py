@@ -60,3 +60,9 @@ class StepWeight(TakesGradients, keras.Variable):
         scale = optimizer.loss_scale_factor
         self._steps.apply(value if scale is None else value / scale)
         return value
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        # A checkpoint has the zeros that it holds; under a strategy Keras would
+        # `assign` them.
+        del restored_tensors
+        return self.value
