@@ -204,16 +204,7 @@ class HostBackend:
         """Applies the gradients of the step dequeued last."""
         replica = self._replicas.require_current("apply_gradients")
         self._modes.applied(name)
-        flat = []
-        for index, gradient in enumerate(gradients):
-            feature = self._spec.features[index]
-            if gradient is None:
-                gradient = step_gradients.zero_gradient(
-                    feature, self._shapes.dequeued_shape(replica, index))
-            else:
-                gradient = step_gradients.read_gradient(
-                    feature, gradient, self._shapes.activation_shape(index))
-            flat.append(self._shapes.flatten_gradient(index, gradient))
+        flat = self._shapes.flat_gradients(replica, gradients)
         self._started.apply(
             replica, flat, step_gradients.hyperparameters(self._spec.tables))
 

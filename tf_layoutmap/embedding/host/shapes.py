@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from tf_layoutmap.embedding.step import (
     packed_ids,
     sample_positions,
 )
+from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.step.build_shapes import Shape, is_known
 
 
@@ -193,6 +195,27 @@ class StepShapes:
         if not self._inner[index]:
             return gradient
         return tf.reshape(gradient, [-1, gradient.shape[-1]])
+
+    def flat_gradients(
+        self, replica: int, gradients: Sequence[Any],
+    ) -> list[tf.Tensor]:
+        """Returns the gradients of the step dequeued last, as the core wants.
+
+        Args:
+          replica: Whose step it is.
+          gradients: One per feature; None for zeros.
+        """
+        flat = []
+        for index, gradient in enumerate(gradients):
+            feature = self._spec.features[index]
+            if gradient is None:
+                gradient = step_gradients.zero_gradient(
+                    feature, self.dequeued_shape(replica, index))
+            else:
+                gradient = step_gradients.read_gradient(
+                    feature, gradient, self.activation_shape(index))
+            flat.append(self.flatten_gradient(index, gradient))
+        return flat
 
     def _check_inner(self, index: int, inner: Shape):
         """Refuses other sizes than those of the first input."""

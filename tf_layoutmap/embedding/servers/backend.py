@@ -126,16 +126,7 @@ class ServersBackend:
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Applies the gradients of the step dequeued last."""
         self._modes.applied(name)
-        flat = []
-        for index, gradient in enumerate(gradients):
-            feature = self._spec.features[index]
-            if gradient is None:
-                gradient = step_gradients.zero_gradient(
-                    feature, self._shapes.dequeued_shape(0, index))
-            else:
-                gradient = step_gradients.read_gradient(
-                    feature, gradient, self._shapes.activation_shape(index))
-            flat.append(self._shapes.flatten_gradient(index, gradient))
+        flat = self._shapes.flat_gradients(0, gradients)
         step = self._steps.take_dequeued()
         self._started.apply(
             step.plan, step.fetched, flat,
