@@ -1,6 +1,7 @@
 // The first values of a table, in large pages.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -35,6 +36,13 @@ using tensorflow::random::UniformDistribution;
 // Numbers that are drawn, then scaled while they are in the first-level cache.
 constexpr int64_t kTile = 2048;
 
+// Of all operations of this process.
+std::atomic<int64_t> bytes_drawn{0};
+
+void CountDrawn(int64_t bytes) {
+  bytes_drawn.fetch_add(bytes, std::memory_order_relaxed);
+}
+
 // Draws, scales and moves `size` numbers. A distribution gives groups of them,
 // and any group can be drawn without those before it.
 template <typename Distribution, typename T>
@@ -57,6 +65,7 @@ void Draw(const PhiloxRandom& generator, T factor, T offset, T* data,
                      const T scaled = data[i] * factor;
                      data[i] = scaled + offset;
                    }
+                   CountDrawn((stop - g * kGroup) * sizeof(T));
                  }
                });
 }
@@ -104,6 +113,7 @@ class NewRowsOp : public Kernel {
     } else {
       parallel_for(size, 1, [&](int64_t begin, int64_t end) {
         std::fill(data + begin, data + end, offset);
+        CountDrawn((end - begin) * sizeof(T));
       });
     }
   }
@@ -111,6 +121,20 @@ class NewRowsOp : public Kernel {
  private:
   std::string distribution_;
 };
+
+class BytesDrawnOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    Tensor* size = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output("size", TensorShape({}), &size));
+    size->scalar<int64_t>()() = bytes_drawn.load(std::memory_order_relaxed);
+  }
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("LayoutMap>BytesDrawn").Device(tensorflow::DEVICE_CPU), BytesDrawnOp);
 
 #define REGISTER_NEW_ROWS(type)                               \
   REGISTER_KERNEL_BUILDER(Name("LayoutMap>NewRows")           \

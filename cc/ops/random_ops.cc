@@ -72,5 +72,18 @@ offset: A scalar; with "constant" the value of every element.
 distribution: Uniform in [0, 1), or with mean 0 and deviation 1.
 )doc");
 
+REGISTER_OP("LayoutMap>BytesDrawn")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Returns how much the `NewRows` operations of this process have written by now.
+
+Those that still run are counted, so that another thread can tell how far they
+are.
+
+size: In bytes, a scalar.
+)doc");
+
 }  // namespace
 }  // namespace layoutmap

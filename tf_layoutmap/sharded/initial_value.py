@@ -1,6 +1,7 @@
 """The first value of each shard, never that of the whole table at once."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import new_rows
+from tf_layoutmap.sharded import creation_progress, new_rows
 
 # Their values depend on the shape of the whole table, which they are not
 # told, and asking them for each shard would give another distribution.
@@ -65,15 +66,26 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
             f"whose rows are not neighbours (placement "
             f"{partition.placement!r}); give an array. Received: "
             f"{initializer!r} (table {name!r}).")
+    seeded = _reseeded(initializer, info)
+    value = _drawn(seeded, info, dtype)
+    if value is not None:
+        return value
     value = tf.convert_to_tensor(
-        _call(_reseeded(initializer, info), shape, dtype, info,
-              partition.num_shards, name), dtype)
+        _call(seeded, shape, dtype, info, partition.num_shards, name), dtype)
+    creation_progress.add(math.prod(info.shape) * dtype.size)
     if tuple(value.shape) != info.shape:
         raise ValueError(
             "Argument `initial_value` must return the shape it is asked for, "
             f"{info.shape}. Received: {tuple(value.shape)} (table {name!r}, "
             f"shard {shard}).")
     return value
+
+
+def _drawn(initializer: Callable[..., Any], info: ShardInfo,
+           dtype: tf.DType) -> tf.Tensor | None:
+    if "shard_info" in inspect.signature(initializer).parameters:
+        return None
+    return new_rows.draw(initializer, info.shape, dtype)
 
 
 def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
@@ -85,9 +97,6 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
         for parameter in parameters.values())
     if "shard_info" in parameters:
         return initializer(shard_info=info)
-    drawn = new_rows.draw(initializer, info.shape, dtype)
-    if drawn is not None:
-        return drawn
     if hasattr(initializer, "support_partition"):
         # tf.constant_initializer refuses partition arguments, or takes and
         # ignores them.

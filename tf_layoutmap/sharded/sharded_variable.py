@@ -1,5 +1,6 @@
 """`ShardedVariable`: one table in many shards, used like one `tf.Variable`."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.partition import Partitioner, RowPartition
-from tf_layoutmap.sharded import arguments, gradient
+from tf_layoutmap.sharded import arguments, creation_progress, gradient
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
@@ -111,19 +112,20 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
             name)
         variables = []
         strategy = tf.distribute.get_strategy()
-        for shard in range(partition.num_shards):
-            # A strategy of parameter servers would divide a shard again.
-            with _tf_private.undivided_variables(strategy), tf.device(
-                    devices[shard % len(devices)] if devices else None):
-                if callable(initial_value):
-                    value = _initial_value.of_shard(
-                        initial_value, shape, dtype, partition, shard, name,
-                        axis)
-                else:
-                    value = _cut(initial_value, partition, shard, axis)
-                variables.append(tf.Variable(
-                    value, dtype=dtype, trainable=trainable,
-                    name=f"{name}/part_{shard}"))
+        with creation_progress.shown(math.prod(shape) * dtype.size):
+            for shard in range(partition.num_shards):
+                # A strategy of parameter servers would divide a shard again.
+                with _tf_private.undivided_variables(strategy), tf.device(
+                        devices[shard % len(devices)] if devices else None):
+                    if callable(initial_value):
+                        value = _initial_value.of_shard(
+                            initial_value, shape, dtype, partition, shard,
+                            name, axis)
+                    else:
+                        value = _cut(initial_value, partition, shard, axis)
+                    variables.append(tf.Variable(
+                        value, dtype=dtype, trainable=trainable,
+                        name=f"{name}/part_{shard}"))
         return cls(variables, name=name, axis=axis, placement=partition)
 
     @classmethod

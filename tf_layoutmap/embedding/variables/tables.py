@@ -20,6 +20,7 @@ from tf_layoutmap.embedding.variables import (
     vocabulary_variables,
 )
 from tf_layoutmap.embedding.variables.table_variable import HOST, shards_of
+from tf_layoutmap.sharded import creation_progress
 from tf_layoutmap.vocabulary import bucket_layout
 
 __all__ = ["HOST", "PARAMETERS", "ROUNDING_STEPS", "Partitioner",
@@ -65,11 +66,19 @@ def create_tables(
         all name the table.
     """
     variables = {}
-    with tf.device(HOST), tf.name_scope(""):
+    with (tf.device(HOST), tf.name_scope(""),
+          creation_progress.shown(sum(map(_num_bytes, spec.tables)))):
         for table in spec.tables:
             num_shards = _num_shards(table, partitioner)
             variables[table.name] = _create_table(table, num_shards, place)
     return variables
+
+
+def _num_bytes(table: config.TableSpec) -> int:
+    """First values that are made; those of 16-bit rows are rounded later."""
+    slots = table.optimizer.slots if table.optimizer else ()
+    return 4 * table.num_rows * (
+        table.dim + sum(slot.dim(table.dim) for slot in slots))
 
 
 def create_table(

@@ -1,0 +1,73 @@
+"""A bar where tables take long, and none elsewhere."""
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tf_layoutmap import _ops
+from tf_layoutmap.sharded import creation_progress
+
+tpu = tf.tpu.experimental.embedding
+SHAPE = (20_000, 64)
+SIZE = SHAPE[0] * SHAPE[1] * 4
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(creation_progress, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(creation_progress, "FILE_SECONDS", 0.01)
+    monkeypatch.setattr(creation_progress, "LEAST_BYTES", 1)
+
+
+def test_the_operation_counts_what_it_writes():
+    before = int(_ops.bytes_drawn())
+    for initializer in (tf.random_uniform_initializer(seed=1),
+                        tf.zeros_initializer()):
+        tlm.ShardedVariable.create(initializer, shape=SHAPE, num_shards=1)
+    assert int(_ops.bytes_drawn()) - before == 2 * SIZE
+
+
+@pytest.mark.parametrize("initializer", [
+    tf.random_uniform_initializer(seed=1),  # Drawn by our operation.
+    lambda shape: tf.ones(shape)])
+def test_a_sharded_variable(at_once, capsys, initializer):
+    tlm.ShardedVariable.create(initializer, shape=SHAPE, num_shards=3)
+    printed = capsys.readouterr().out
+    assert printed.startswith("Making tables\n")
+    assert printed.count("Making tables") == 1
+    mib = SIZE >> 20
+    assert f"{mib}/{mib}" in printed.splitlines()[-1]
+
+
+def test_all_tables_of_an_embedding_have_one_bar(at_once, capsys):
+    embedding = tlm.TPUEmbedding(
+        [tpu.FeatureConfig(tpu.TableConfig(SHAPE[0], SHAPE[1], name=name))
+         for name in ("a", "b")], tpu.Adam(0.1))
+    embedding.build(per_replica_batch_size=2)
+    printed = capsys.readouterr().out
+    assert printed.count("Making tables") == 1
+    mib = 2 * 3 * SIZE >> 20  # Rows and two slot variables.
+    assert f"{mib}/{mib}" in printed.splitlines()[-1]
+
+
+def test_an_error_ends_it(at_once, capsys):
+    def fail(shape):
+        raise KeyError("no such file")
+
+    with pytest.raises(KeyError, match="no such file"):
+        tlm.ShardedVariable.create(fail, shape=SHAPE, num_shards=2)
+    assert f"0/{SIZE >> 20}" in capsys.readouterr().out
+    with creation_progress.shown(SIZE):  # The next one is shown again.
+        creation_progress.add(SIZE)
+    assert f"{SIZE >> 20}/{SIZE >> 20}" in capsys.readouterr().out
+
+
+def test_small_and_quick_tables_say_nothing(monkeypatch, capsys):
+    threads = threading.active_count()
+    tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)
+    monkeypatch.setattr(creation_progress, "LEAST_BYTES", 1)
+    tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)
+    assert capsys.readouterr().out == ""
+    assert threading.active_count() == threads
