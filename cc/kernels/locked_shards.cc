@@ -184,6 +184,16 @@ absl::Status LockedShards::Copy(tensorflow::OpKernelContext* ctx, int i,
   return absl::OkStatus();
 }
 
+std::vector<MemoryRange> LockedShards::Memory() const {
+  std::vector<MemoryRange> found;
+  found.reserve(variables_.size());
+  for (const auto& variable : variables_) {
+    const Tensor& value = *variable->tensor();
+    found.push_back({value.data(), value.TotalBytes()});
+  }
+  return found;
+}
+
 absl::Status LockedShards::OwnValue(tensorflow::OpKernelContext* ctx, int i) {
   Tensor* value = variables_[i]->tensor();
   if (value->RefCountIsOne() || value->NumElements() == 0) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/core/base/huge_pages.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/sharded_view.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -81,6 +82,9 @@ class LockedShards {
 
   // Of the first variable, once its row shape is known.
   int64_t FirstNumRows() const { return variables_[0]->tensor()->dim_size(0); }
+
+  // Where each variable's value is.
+  std::vector<MemoryRange> Memory() const;
 
   int size() const { return static_cast<int>(variables_.size()); }
 

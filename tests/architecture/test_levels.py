@@ -5,6 +5,7 @@ is private or native. Only sources are read, so a broken module still answers.
 """
 
 import ast
+import functools
 import pathlib
 import re
 import tomllib
@@ -121,6 +122,7 @@ ONLY_IN = [
 LOADERS = {"load_op_library", "load_library", "CDLL", "dlopen"}
 
 
+@functools.cache
 def modules() -> list[str]:
     """Dotted names below the package; "" is the package itself."""
     names = []

@@ -99,7 +99,7 @@ def test_new_rows(shape, dtype, distribution, generator, factor, offset):
     ({"factor": tf.constant([1.0])}, "`factor`"),
     ({"offset": tf.constant([1.0])}, "`offset`"),
     ({"shape": tf.constant([-2])}, "must be|invalid|>= 0|-2"),
-    ({"shape": tf.constant([2**31 - 1, 2**31 - 1])}, "OOM|memory|too large")])
+    ({"shape": tf.constant([2**31 - 1] * 3)}, r"more than 2\*\*63")])
 def test_new_rows_refuses_bad_input(changed, said):
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError,
                         tf.errors.ResourceExhaustedError), match=said):

@@ -1,7 +1,9 @@
 #include "cc/core/base/huge_pages.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -19,6 +21,31 @@ TEST(HugePagesTest, AHintLeavesMemoryAsItIs) {
     EXPECT_EQ(memory, std::vector<uint8_t>(size, 9));
   }
   AdviseHugePages(nullptr, 0);
+}
+
+TEST(HugePagesTest, WhatIsMovedKeepsItsValues) {
+  constexpr size_t kSize = (size_t{5} << 21) + 12345;
+  std::vector<uint8_t> memory(kSize, 7);
+  std::atomic<bool> stop{false};
+  const MemoryRange range = {memory.data() + 1, memory.size() - 1};
+  // Whether the system can do it, or not.
+  const bool is_moved = MoveToHugePages(range, stop);
+  EXPECT_EQ(MoveToHugePages(range, stop), is_moved);
+  EXPECT_EQ(memory, std::vector<uint8_t>(kSize, 7));
+  EXPECT_TRUE(MoveToHugePages({memory.data(), 100}, stop));
+  EXPECT_TRUE(MoveToHugePages({nullptr, 0}, stop));
+  stop = true;
+  EXPECT_FALSE(MoveToHugePages(range, stop));
+}
+
+TEST(HugePagesTest, MovedWhileItIsWritten) {
+  std::vector<uint8_t> memory(size_t{8} << 21, 1);
+  std::atomic<bool> stop{false};
+  std::thread mover(
+      [&] { MoveToHugePages({memory.data(), memory.size()}, stop); });
+  for (uint8_t& byte : memory) ++byte;
+  mover.join();
+  EXPECT_EQ(memory, std::vector<uint8_t>(memory.size(), 2));
 }
 
 }  // namespace

@@ -130,6 +130,7 @@ class ActivationsOp : public EngineOp {
     }
     TF_RETURN_IF_ERROR(CheckNumVariables("This engine's tables need", "shards",
                                          first, shards.size()));
+    resource.memory().See(shards.Memory());
     std::vector<Tensor> activations;
     TF_RETURN_IF_ERROR(Allocate(ctx, resource, batch, &activations));
     std::vector<LookupTask> tasks(batch.size());

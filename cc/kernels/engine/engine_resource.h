@@ -17,6 +17,7 @@
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/rows/changed_rows.h"
+#include "cc/kernels/engine/settled_memory.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
@@ -62,6 +63,8 @@ class EngineResource : public tensorflow::ResourceBase {
   TokenSteps& tokens() { return tokens_; }
   ActivationBuffers& buffers() { return buffers_; }
   ChangedRows& changed() { return changed_; }
+  // Of the shards, and then of the slot variables.
+  SettledMemory& memory() { return memory_; }
 
   // Refuses every call from now on, as `why` says; none if it is empty.
   void Retire(const std::string& why) {
@@ -92,6 +95,7 @@ class EngineResource : public tensorflow::ResourceBase {
   TokenSteps tokens_;
   ChangedRows changed_;
   ActivationBuffers buffers_;
+  SettledMemory memory_;
   mutable std::mutex mutex_;
   std::string retired_;  // guarded by mutex_
 };

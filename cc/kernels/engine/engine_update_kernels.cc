@@ -99,6 +99,7 @@ class GradientsOp : public EngineOp {
       tables[t].num_updates = *count;
       counts.push_back(count);
     }
+    resource.memory().See(shards.Memory());
     TF_RETURN_IF_ERROR(ToTf(engine.Update(
         step, tables, RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx))));
     for (int64_t* count : counts) ++*count;

@@ -140,7 +140,7 @@ def _additive():
 
 def plain(name):
     """The model without a mesh; its names do not depend on those before."""
-    keras.backend.clear_session()
+    keras.utils.clear_session(free_memory=False)
     return pairs.plain(MODELS[name][0])
 
 
@@ -194,7 +194,7 @@ def numbers_of(model, x):
 def assert_alike(name, axes, expected):
     """Compares a model on 2x2 devices with the same one without a mesh."""
     make, x = MODELS[name]
-    keras.backend.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = pairs.on_mesh(make, axes, mesh_of(batch=2, model=2))
     assert sum(any(axes_of(w)) for w in model.weights) == len(axes)
     pairs.assert_alike(expected, numbers_of(model, x), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,67 @@
+"""Tables that a checkpoint gave get large pages, while steps go on."""
+
+import pathlib
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+ROWS, DIM = 40_000, 64
+SIZE = ROWS * DIM * 4
+IDS = np.arange(0, ROWS, 500)
+
+
+def large_pages(address: int) -> int:
+    """Bytes in pages of 2 MiB of the mapping that holds `address`."""
+    inside = False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        start, dash, end = first.partition("-")
+        if dash and not first.endswith(":"):
+            inside = int(start, 16) <= address < int(end, 16)
+        elif inside and first == "AnonHugePages:":
+            return int(rest.split()[0]) * 1024
+    return 0
+
+
+def embedding_of(initializer):
+    made = tlm.TPUEmbedding(
+        [tpu.FeatureConfig(tpu.TableConfig(ROWS, DIM, initializer, name="t"))],
+        tpu.SGD(0.5))
+    made.build(per_replica_batch_size=len(IDS))
+    return made
+
+
+def train(embedding, num_steps):
+    for _ in range(num_steps):
+        embedding.enqueue([tf.constant(IDS)], training=True)
+        [found] = embedding.dequeue()
+        embedding.apply_gradients([tf.ones_like(found)])
+
+
+def test_a_restored_table_moves_and_trains_as_one_that_stays(tmp_path):
+    embedding = embedding_of(tf.random_uniform_initializer(seed=1))
+    path = tf.train.Checkpoint(embedding=embedding).write(str(tmp_path / "c"))
+    restored = embedding_of(tf.zeros_initializer())
+    tf.train.Checkpoint(embedding=restored).read(path).assert_consumed()
+    [table] = restored.embedding_tables.values()
+    [same] = embedding.embedding_tables.values()
+    # A view of the variable's memory, and no copy of it.
+    address = np.asarray(memoryview(table.read_value())).ctypes.data
+    before = large_pages(address)
+    train(embedding, 12)
+    train(restored, 12)
+    np.testing.assert_array_equal(table, same)
+    if before >= SIZE - 2**22:
+        pytest.skip("This system gives all memory in large pages.")
+    until = time.monotonic() + 60
+    while large_pages(address) < SIZE - 2**22 and time.monotonic() < until:
+        time.sleep(0.01)
+    if large_pages(address) == before:
+        pytest.skip("This system does not move memory: Linux 6.1 and later.")
+    assert large_pages(address) >= SIZE - 2**22
+    np.testing.assert_array_equal(table, same)
