@@ -107,6 +107,10 @@ bench-peers: build $(PEERS)/.packages  ## Measures tables against FBGEMM, in a v
 	    --fbgemm_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
 
+.PHONY: bench-cluster
+bench-cluster: build  ## Measures steps over parameter servers, and what they send.
+	$(RUN) -m benchmarks cluster --json=build/cluster.json $(BENCH_FLAGS)
+
 # The package is installed, so this brings what its extra asks for and no more.
 $(VENV)/.docs_packages: $(VENV)/.packages
 	$(RUN) -m pip install -q 'tf_layoutmap[docs]'

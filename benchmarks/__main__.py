@@ -21,6 +21,7 @@ from benchmarks import (
     sharded_variable,
     workloads,
 )
+from benchmarks.cluster import report as cluster
 from benchmarks.vocabularies import peers
 from benchmarks.whole_models import dlrm
 
@@ -36,7 +37,8 @@ _DISTRIBUTIONS = flags.DEFINE_multi_enum(
     "distributions", workloads.DISTRIBUTIONS, workloads.DISTRIBUTIONS,
     "How ids are drawn.")
 
-_BENCHMARKS = {"dlrm": dlrm.report,
+_BENCHMARKS = {"cluster": cluster.report,
+               "dlrm": dlrm.report,
                "embedding_step": embedding_step.report,
                "mesh_embedding": mesh_embedding.report,
                "model_creation": model_creation.report,

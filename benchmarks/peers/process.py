@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import subprocess
+from collections.abc import Mapping
 
 from benchmarks import timing, workloads
 
@@ -16,17 +17,20 @@ class Peer:
     It measures itself, so what it takes to ask is not counted.
     """
 
-    def __init__(self, python: str, module: str):
+    def __init__(self, python: str, module: str,
+                 environment: Mapping[str, str] | None = None):
         """Starts the process.
 
         Args:
           python: The interpreter that has the other library.
           module: What it runs.
+          environment: What it has beside the environment of this process.
         """
         self._process = subprocess.Popen(
             [python, "-m", module], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True, cwd=_ROOT,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)})
+            env={**os.environ, "PYTHONPATH": str(_ROOT),
+                 **(environment or {})})
 
     def open(self, workload: workloads.Workload,
              seeds: list[int]) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Steps over parameter servers: how fast, and what goes over the wire."""

@@ -1,0 +1,134 @@
+"""A TCP proxy that counts bytes and gRPC calls.
+
+gRPC is HTTP/2: each call opens a stream, and its client sends one frame of
+type HEADERS for it.
+"""
+
+import dataclasses
+import socket
+import threading
+
+_PREFACE = 24  # Bytes that a client sends before its first frame.
+_FRAME_HEADER = 9  # Length (3 bytes), type, flags, stream (4 bytes).
+_HEADERS = 1
+_BUFFER = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What has gone through proxies, both ways.
+
+    Attributes:
+      num_bytes: Of TCP's payload.
+      num_calls: gRPC calls that were begun.
+    """
+
+    num_bytes: int = 0
+    num_calls: int = 0
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.num_bytes + other.num_bytes,
+                       self.num_calls + other.num_calls)
+
+    def __sub__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.num_bytes - other.num_bytes,
+                       self.num_calls - other.num_calls)
+
+
+class CallCounter:
+    """Counts the calls in what a client sends.
+
+    >>> counter = CallCounter()
+    >>> ping = b"\\0\\0\\1" b"\\6\\0" b"\\0\\0\\0\\0" b"?"
+    >>> headers = b"\\0\\0\\2" b"\\1\\4" b"\\0\\0\\0\\1" b"??"
+    >>> sent = b"P" * 24 + ping + headers + headers
+    >>> counter.read(sent[:40]), counter.read(sent[40:])
+    (0, 2)
+    """
+
+    def __init__(self):
+        """Starts before the preface."""
+        self._to_skip = _PREFACE
+        self._header = b""
+
+    def read(self, data: bytes) -> int:
+        """Takes the next bytes; returns how many calls begin in them."""
+        num_calls, at = 0, 0
+        while True:
+            skipped = min(self._to_skip, len(data) - at)
+            at += skipped
+            self._to_skip -= skipped
+            if self._to_skip:
+                return num_calls
+            taken = data[at:at + _FRAME_HEADER - len(self._header)]
+            at += len(taken)
+            self._header += taken
+            if len(self._header) < _FRAME_HEADER:
+                return num_calls
+            num_calls += self._header[3] == _HEADERS
+            self._to_skip = int.from_bytes(self._header[:3], "big")
+            self._header = b""
+
+
+class Proxy:
+    """Listens on a port of 127.0.0.1, and passes on to another.
+
+    Attributes:
+      address: Where it listens.
+    """
+
+    def __init__(self, target: str):
+        """Starts to listen.
+
+        Args:
+          target: `host:port`; it is connected to for each connection.
+        """
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._lock = threading.Lock()
+        self._traffic = Traffic()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def traffic(self) -> Traffic:
+        """Returns what has gone through so far."""
+        with self._lock:
+            return self._traffic
+
+    def close(self) -> None:
+        """Takes no further connections."""
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # Closed.
+                return
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:  # It does not listen yet; the client comes again.
+                client.close()
+                continue
+            for source, sink, counter in (
+                    (client, server, CallCounter()), (server, client, None)):
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._pass_on, daemon=True,
+                                 args=(source, sink, counter)).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket,
+                 counter: CallCounter | None):
+        try:
+            while data := source.recv(_BUFFER):
+                with self._lock:
+                    self._traffic += Traffic(
+                        len(data), counter.read(data) if counter else 0)
+                sink.sendall(data)
+        except OSError:  # One of them has gone.
+            pass
+        for one in (source, sink):
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
