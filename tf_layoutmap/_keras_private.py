@@ -5,12 +5,16 @@ module is imported, so that a Keras that moved one is refused here, with the
 remedy, and not in the middle of a training run. To add one: a line, a why.
 """
 
+import contextlib
+import functools
 import importlib
 import sys
 import types
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
@@ -130,6 +134,8 @@ for _name in ("make_train_function", "make_test_function",
     _method(TensorFlowTrainer, _name, "force")
 _method(BaseTrainer, "_symbolic_build", "data_batch")
 _method(BaseTrainer, "get_metrics_result")
+for _name in ("fit", "evaluate", "predict"):
+    _method(TensorFlowTrainer, _name, "x", "callbacks")
 _method(CompileMetrics, "update_state", "y_true", "y_pred", "sample_weight")
 _method(BaseOptimizer, "build", "variables")
 _method(BaseOptimizer, "apply", "grads", "trainable_variables")
@@ -192,6 +198,75 @@ def applying_optimizer() -> keras.optimizers.Optimizer | None:
     """Returns the optimizer inside whose `apply` this is called, if any."""
     caller = next(iter(name_scope_callers()), None)
     return caller if isinstance(caller, keras.optimizers.Optimizer) else None
+
+
+def build_all(model: keras.Model, element_spec: Any) -> None:
+    """Makes the variables of a model, its metrics and its optimizer.
+
+    Args:
+      model: Is compiled.
+      element_spec: Of its batches.
+    """
+    model._symbolic_build(data_batch=element_spec)
+
+
+def epoch_of_backup(model: keras.Model) -> int | None:
+    """Returns the epoch at which a BackupAndRestore wants to go on."""
+    return model._initial_epoch
+
+
+@contextlib.contextmanager
+def without_strategy(model: keras.Model) -> Iterator[None]:
+    """Lets a model forget the strategy that it was made under."""
+    strategy, model._distribute_strategy = model._distribute_strategy, None
+    # Made for another strategy, and after this again.
+    functions = model.test_function, model.predict_function
+    model.test_function = model.predict_function = None
+    try:
+        yield
+    finally:
+        model._distribute_strategy = strategy
+        model.test_function, model.predict_function = functions
+
+
+@contextlib.contextmanager
+def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Lets variables start at zero in a function being traced.
+
+    What is assigned to them is their value from then on in that function; the
+    variables themselves do not change.
+    """
+    before = [one._value for one in variables]
+    try:
+        for one in variables:
+            one._value = tf.zeros(one.shape, one.dtype)
+            # By this name `assign` finds it, on the variable before the class.
+            one.__dict__["_direct_assign"] = functools.partial(
+                setattr, one, "_value")
+        yield
+    finally:
+        for one, value in zip(variables, before):
+            one.__dict__.pop("_direct_assign", None)
+            one._value = value
+
+
+@contextlib.contextmanager
+def added_at_once(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Makes `assign_add` of variables one operation in a function being traced.
+
+    Keras reads, adds and writes: of two workers one would not count.
+    """
+    try:
+        for one in variables:
+            one.__dict__["assign_add"] = functools.partial(_add_at_once, one)
+        yield
+    finally:
+        for one in variables:
+            one.__dict__.pop("assign_add", None)
+
+
+def _add_at_once(variable: keras.Variable, value: Any) -> None:
+    variable._value.assign_add(tf.cast(value, variable.dtype))
 
 
 def layout_map_of(distribution: keras.distribution.ModelParallel) -> Any:

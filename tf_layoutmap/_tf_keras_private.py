@@ -88,6 +88,29 @@ _NAMES.find("saving.legacy.hdf5_format", "_legacy_weights")
 call_context = _NAMES.find("engine.base_layer_utils", "call_context")
 
 
+# Where a `fit` goes on that was interrupted, and how many steps it has made.
+_NAMES.check_method(
+    tf_keras.Model, "_maybe_load_initial_counters_from_ckpt",
+    "steps_per_epoch", "initial_epoch")
+if not hasattr(tf_keras.Sequential(), "_train_counter"):
+    raise _NAMES.refusal("where `Model._train_counter` is missing")
+
+
+def start_of_backup(model: Any, steps_per_epoch: int | None,
+                    initial_epoch: int) -> tuple[int, int]:
+    """Returns the epoch and the step at which a `fit` is to begin."""
+    # BackupAndRestore sets it; it is not there otherwise.
+    if getattr(model, "_training_state", None) is None:
+        return initial_epoch, 0
+    return model._maybe_load_initial_counters_from_ckpt(
+        steps_per_epoch, initial_epoch)
+
+
+def count_step(model: Any) -> None:
+    """Notes a training step."""
+    model._train_counter.assign_add(1)
+
+
 def layout_map_in_use() -> Any:
     """Returns what tf_keras takes for the layout map of this thread."""
     return LAYOUT_MODULE.get_current_layout_map()

@@ -5,6 +5,7 @@ from tf_layoutmap._patches import (
     keras3_rows,
     layer_rows,
     mesh_rows,
+    ps_rows,
     tf_keras_rows,
 )
 from tf_layoutmap._patches.rows import Patch
@@ -13,7 +14,7 @@ from tf_layoutmap._patches.rows import Patch
 # a mesh goes around what tables need.
 ROWS: tuple[Patch, ...] = (
     *mesh_rows.ROWS, *layer_rows.ROWS, *keras3_rows.ROWS,
-    *tf_keras_rows.ROWS, *emulation_rows.ROWS)
+    *tf_keras_rows.ROWS, *emulation_rows.ROWS, *ps_rows.ROWS)
 
 GROUPS: dict[str, tuple[Patch, ...]] = {
     group: tuple(row for row in ROWS if row.group == group)

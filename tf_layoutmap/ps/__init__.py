@@ -1,10 +1,11 @@
-"""Training over parameter servers: `tlm.ps.connect()` and `tlm.ps.Run`."""
+"""Training over parameter servers: `tlm.ps.connect()`, `Run` and `fit`."""
 
 from typing import TYPE_CHECKING
 
 from tf_layoutmap import _lazy
 
 _HOMES = {
+    "Datasets": "tf_layoutmap.ps.datasets:Datasets",
     "connect": "tf_layoutmap.ps.connection:connect",
     "Run": "tf_layoutmap.ps.run:Run",
     "ServerLostError": "tf_layoutmap.ps.errors:ServerLostError",
@@ -13,6 +14,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from tf_layoutmap.ps.connection import connect
+    from tf_layoutmap.ps.datasets import Datasets
     from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
     from tf_layoutmap.ps.run import Run
 else:
@@ -20,6 +22,7 @@ else:
 
 __all__ = [
     "connect",
+    "Datasets",
     "Run",
     "ServerLostError",
     "StepDeadlineError",

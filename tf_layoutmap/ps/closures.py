@@ -12,24 +12,32 @@ from tf_layoutmap.embedding.servers import closures
 _APPLY = "LayoutMap>ApplyRows"
 
 
-def make_closure(strategy: Any, step_fn: Callable[..., Any]) -> Any:
+def make_closure(body: Callable[[Any], Any]) -> Any:
     """Returns a `tf.function` of an iterator and the numbers of a closure.
 
     Args:
-      strategy: A ParameterServerStrategy.
-      step_fn: Takes a batch. A `tf.function` is traced anew: a trace of
-        elsewhere knows of no closure.
+      body: Takes the iterator of a worker; what it calls is traced anew: a
+        trace of elsewhere knows of no closure.
     """
-    traced = getattr(step_fn, "python_function", step_fn)
-
     @tf.function
     def closure(iterator, numbers):
         state = closures.begin(numbers)
-        result = strategy.run(traced, args=(next(iterator),))
+        result = body(iterator)
         _check_tokens(state)
         return result
 
     return closure
+
+
+def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
+    """Returns the body of a closure that takes a step with the next batch.
+
+    Args:
+      strategy: A ParameterServerStrategy.
+      step_fn: Takes a batch; may be a `tf.function`.
+    """
+    traced = getattr(step_fn, "python_function", step_fn)
+    return lambda iterator: strategy.run(traced, args=(next(iterator),))
 
 
 @tf.autograph.experimental.do_not_convert

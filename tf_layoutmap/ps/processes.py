@@ -55,6 +55,13 @@ def processes_of(jobs: Mapping[str, Sequence[str]]) -> list[Process]:
             for index, address in enumerate(jobs.get(job, ()))]
 
 
+def count_workers() -> int:
+    """How many workers the cluster has that this process is connected to."""
+    devices = [tf.DeviceSpec.from_string(one.name) for one in
+               tf.config.list_logical_devices("CPU")]
+    return len({one.task for one in devices if one.job == "worker"})
+
+
 def listens(process: Process) -> bool:
     """Whether its port accepts connections."""
     host, _, port = process.address.rpartition(":")

@@ -28,13 +28,13 @@ class Ended(NamedTuple):
 
     Attributes:
       num_done: Closures that count in the tables.
-      result: What the last one returned, as numpy, where all of them count and
-        its worker is still there.
-      error: Why one does not, or None.
+      values: What they returned, in the order of their numbers, for
+        `Rounds.fetch`; none of a round with an error.
+      error: Why one does not count, or None.
     """
 
     num_done: int
-    result: Any
+    values: list[Any]
     error: Exception | None
 
 
@@ -42,7 +42,7 @@ class Rounds:
     """Schedules closures and waits until all have ended."""
 
     def __init__(
-        self, strategy: Any, step_fn: Callable[..., Any],
+        self, strategy: Any, body: Callable[[Any], Any],
         dataset_fn: Callable[[], Any], *, num_workers: int, deadline: float,
         seconds: float,
     ):
@@ -50,7 +50,7 @@ class Rounds:
 
         Args:
           strategy: A ParameterServerStrategy.
-          step_fn: Takes a batch.
+          body: What a closure does, as `make_closure` takes it.
           dataset_fn: Makes the dataset of a worker.
           num_workers: Workers of the cluster.
           deadline: Seconds in which some closure must end.
@@ -58,12 +58,25 @@ class Rounds:
         """
         self._coordinator = (
             tf.distribute.coordinator.ClusterCoordinator(strategy))
-        self._closure = make_closure(strategy, step_fn)
+        self._closure = make_closure(body)
         self._dataset_fn = dataset_fn
+        self._dataset: Any = None
         self._iterator: Any = None
         self._deadline = deadline
         self._seconds = seconds
         self._size = 4 * num_workers
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset of all workers; made when it is first asked for."""
+        if self._dataset is None:
+            self._dataset = self._coordinator.create_per_worker_dataset(
+                self._dataset_fn)
+        return self._dataset
+
+    def start_over(self) -> None:
+        """Lets all workers begin with their datasets anew."""
+        self._iterator = None
 
     def run(self, most: int) -> Ended:
         """Runs closures until each counts, or has failed for good.
@@ -79,8 +92,7 @@ class Rounds:
           tf.errors.OpError: One of `LOST`, or none of a closure.
         """
         if self._iterator is None:
-            self._iterator = iter(
-                self._coordinator.create_per_worker_dataset(self._dataset_fn))
+            self._iterator = iter(self.dataset)
         count = min(self._size, most)
         began = time.monotonic()
         # Nothing is under way: what comes of an epoch before is a straggler.
@@ -100,12 +112,12 @@ class Rounds:
             todo = left
         if first_error is not None:
             good = sum(_error_of(one) is None for one in ended.values())
-            return Ended(good, None, _explained(first_error))
+            return Ended(good, [], _explained(first_error))
         self._adapt(count, time.monotonic() - began)
-        return Ended(count, self._fetch(ended[count - 1]), None)
+        return Ended(count, [ended[number] for number in range(count)], None)
 
-    def _fetch(self, future: Any) -> Any:
-        """What a closure returned; None if its worker is gone since."""
+    def fetch(self, future: Any) -> Any:
+        """What a closure returned, as numpy; None if its worker has gone."""
         try:
             return waiting.within(future.fetch, self._deadline)
         except (tf.errors.OpError, waiting.LateError):

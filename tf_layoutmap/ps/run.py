@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -15,20 +14,17 @@ from absl import logging
 from tf_layoutmap import _checks
 from tf_layoutmap.ps import (
     checkpoints,
+    closures,
     connection,
     durations,
-    processes,
-    restarts,
+    guard,
     rounds,
     waiting,
 )
-from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
 
 _ON_SERVER_LOSS = ("raise", "restart")
 # Between two moments at which no closure is under way.
 _ROUND_SECONDS = 5.0
-# For a process to answer when something is wrong.
-_ANSWER_SECONDS = 5.0
 
 
 class Run:
@@ -119,13 +115,14 @@ class Run:
         _checks.check_int("max_to_keep", max_to_keep, lowest=1)
         self._save_seconds = durations.read_seconds(save_every, "save_every")
         self._deadline = durations.read_seconds(step_deadline, "step_deadline")
-        self._restarts = on_server_loss == "restart"
-        self._processes = all_processes
+        self._guard = guard.Guard(
+            all_processes, self._deadline, self._told_of_loss,
+            restarts_program=on_server_loss == "restart")
         self._folder = checkpoints.CheckpointFolder(
             checkpoint_dir, max_to_keep)
         self._checkpoint = tf.train.Checkpoint(**objects)
         self._rounds = rounds.Rounds(
-            strategy, step_fn, dataset_fn,
+            strategy, closures.step_of_batch(strategy, step_fn), dataset_fn,
             num_workers=sum(one.job == "worker" for one in all_processes),
             deadline=self._deadline,
             seconds=min(_ROUND_SECONDS, self._save_seconds))
@@ -164,14 +161,14 @@ class Run:
         self._target += _checks.check_int("count", count, lowest=0)
         result = None
         while self.num_done < self._target:
-            ended = self._guarded(functools.partial(
+            ended = self._guard.call(functools.partial(
                 self._rounds.run, self._target - self.num_done))
             self.num_done += ended.num_done
             if ended.error is not None:
                 # What the program asks for next comes on top of what is done.
                 self._target = self.num_done
                 raise ended.error
-            result = ended.result
+            result = self._rounds.fetch(ended.values[-1])
             if time.monotonic() - self._saved_at >= self._save_seconds:
                 self.save()
         if self._num_saved != self.num_done:
@@ -184,7 +181,7 @@ class Run:
         Raises:
           ServerLostError, StepDeadlineError, OSError: As of `steps`.
         """
-        self._guarded(lambda: self._folder.save(
+        self._guard.call(lambda: self._folder.save(
             self.num_done, lambda prefix: waiting.within(
                 lambda: self._checkpoint.write(prefix), self._deadline)))
         self._num_saved = self.num_done
@@ -205,40 +202,11 @@ class Run:
                 f"written of, {newest.prefix!r}: {error}") from None
         return newest.num_done
 
-    def _guarded(self, call: Callable[[], Any]) -> Any:
-        """Says who is gone, where TensorFlow or nobody says anything."""
-        try:
-            return call()
-        except waiting.LateError:
-            wrong = processes.silent(self._processes, _ANSWER_SECONDS)
-            raise StepDeadlineError(
-                f"No step has ended within {self._deadline:g} s. "
-                f"{'; '.join(wrong) or 'All processes answer'}. "
-                f"{self._remedy()}") from None
-        except rounds.LOST as error:
-            self._lose_server(error)
-
-    def _lose_server(self, error: tf.errors.OpError) -> NoReturn:
-        wrong = processes.silent(
-            [one for one in self._processes if one.job == "ps"],
-            _ANSWER_SECONDS)
-        message = (
-            "A parameter server is lost, or was started again: "
-            f"{'; '.join(wrong) or 'all answer by now'}. What it held is "
-            f"gone. {self._remedy()}")
-        newest = self._folder.newest()
-        if not self._restarts or not restarts.may_restart(
-                newest.num_done if newest else 0, os.environ):
-            raise ServerLostError(message) from error
-        logging.error("%s This program starts anew.", message)
-        logging.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-    def _remedy(self) -> str:
+    def _told_of_loss(self) -> tuple[int, str]:
+        """What to go on from, as a number that grows, and how."""
         newest = self._folder.newest()
         where = (f"it goes on after {newest.num_done} closures" if newest else
                  "there is no checkpoint yet")
-        return (f"Start missing servers and this program again: {where} "
-                f"({self.num_done} were done).")
+        return newest.num_done if newest else 0, (
+            f"Start missing servers and this program again: {where} "
+            f"({self.num_done} were done).")

@@ -455,14 +455,6 @@ def traced_training(strategy, coordinator):
     ours.enqueue(batch(0)[0], training=tf.constant(True))
 
 
-def keras_layer(strategy, coordinator):
-    del coordinator
-    with strategy.scope():
-        layer = tlm.layers.TPUEmbedding(
-            {"a": tpu.FeatureConfig(table("a", 9, 4, "sum"))}, tpu.SGD(0.5))
-        layer({"a": tf.constant([1, 2])})
-
-
 def places(strategy, coordinator):
     """The device of each shard, and the default cut."""
     del coordinator
@@ -489,7 +481,7 @@ CASES = {
         two_steps_in_a_closure, calls_of_a_step, looked_up_without_a_step,
         forward_only, inside_strategy_run, packed,
         pipelined, open_vocabulary, host_asked_for, dequeue_elsewhere,
-        traced_training, keras_layer, places]}}
+        traced_training, places]}}
 
 
 def main():

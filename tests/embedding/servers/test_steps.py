@@ -139,7 +139,6 @@ def test_tables_on_servers_are_looked_up_without_a_step(found):
     ("open_vocabulary", "`vocabularies` must be None"),
     ("host_asked_for", "`engine` must be \"auto\" under ParameterServer"),
     ("dequeue_elsewhere", "made in one tf.function"),
-    ("traced_training", "must be a Python bool"),
-    ("keras_layer", "cannot have its tables on parameter servers yet")])
+    ("traced_training", "must be a Python bool")])
 def test_what_is_not_done_over_servers_is_refused(by_two, case, words):
     assert words in by_two[0][case]

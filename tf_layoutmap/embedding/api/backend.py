@@ -31,6 +31,11 @@ class Backend(Protocol):
     mark_shape: ClassVar[tuple[int, ...]]
     checks_shapes: bool
 
+    @property
+    def variable_device(self) -> str:
+        """Where the small variables of a layer are that its steps use."""
+        ...
+
     # Building.
 
     @property

@@ -47,17 +47,13 @@ class LayerAccess:
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
-        """Shape of the float32 mark of a lookup's gradients.
-
-        Raises:
-          NotImplementedError: If the tables are on parameter servers.
-        """
-        if self._state.replicas.is_on_servers:
-            raise NotImplementedError(
-                "tlm.layers.TPUEmbedding cannot have its tables on parameter "
-                "servers yet: take the steps of a tlm.TPUEmbedding in the "
-                "step of a tlm.ps.Run.")
+        """Shape of the float32 mark of a lookup's gradients."""
         return self._state.backend.mark_shape
+
+    @property
+    def variable_device(self) -> str:
+        """Where the small variables of a layer are that steps use."""
+        return self._state.backend.variable_device
 
     @property
     def num_replicas(self) -> int:

@@ -24,6 +24,7 @@ from tf_layoutmap.embedding.step import (
 )
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.embedding.variables.table_variable import HOST
 
 
 class HostBackend:
@@ -59,6 +60,11 @@ class HostBackend:
         self.engine: host_engine.HostEngine | None = None
         self._variables: dict[str, dict[str, Any]] = {}
         self._changes: changes.Changes | None = None
+
+    @property
+    def variable_device(self) -> str:
+        """Where a layer's own small variables are: the host."""
+        return HOST
 
     @property
     def is_built(self) -> bool:

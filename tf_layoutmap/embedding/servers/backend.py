@@ -8,8 +8,14 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_layoutmap.embedding.host import batches
+from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.servers import closures, step_ops, steps_in_flight
+from tf_layoutmap.embedding.servers import (
+    closures,
+    lookups,
+    step_ops,
+    steps_in_flight,
+)
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import build_shapes, forward_only, replicas
@@ -25,8 +31,8 @@ class ServersBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
-    # A layer is refused before it asks for marks.
-    mark_shape: ClassVar[tuple[int, ...]] = ()
+    # As of the host engine: a checkpoint has the weight that takes marks.
+    mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
     checks_shapes = True
 
     def __init__(
@@ -63,8 +69,14 @@ class ServersBackend:
             feature_config, strategy_replicas, self._shapes)
         self._modes = forward_only.StepModes(finds_forward_steps=False)
         self._steps = steps_in_flight.StepsInFlight()
+        self._lookups = lookups.Lookups()
         self._devices: list[list[str]] = []
         self._ops: step_ops.StepOps | None = None
+
+    @property
+    def variable_device(self) -> str:
+        """Where a layer's own small variables are: the first server."""
+        return self._tables.devices[0]
 
     @property
     def is_built(self) -> bool:
@@ -140,18 +152,43 @@ class ServersBackend:
     def open(
         self, features: Any, weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Refuses: layers are not over servers."""
-        raise _needs_host("A lookup out of the order of steps")
+        """Looks up outside of the order of steps, as a layer does."""
+        inputs = self._reader.read_features(features, weights)
+        plan, requests = self._started.plan(inputs)
+        fetched = self._started.fetch(requests)
+        activations = [
+            self._shapes.shape_activations(index, one) for index, one in
+            enumerate(self._started.combine(plan, fetched))]
+        return self._lookups.open(plan, fetched), activations
 
     def follow(
         self, lookup: Any, gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Refuses, as `open`."""
-        raise _needs_host("A lookup out of the order of steps")
+        """Keeps the gradients of a lookup; returns their mark, all 1."""
+        self._lookups.follow(lookup, [
+            self._shapes.flatten_gradient(
+                index, step_gradients.read_gradient(
+                    self._spec.features[index], gradient,
+                    self._shapes.activation_shape(index)))
+            for index, gradient in enumerate(gradients)])
+        return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Refuses, as `open`."""
-        raise _needs_host("A lookup out of the order of steps")
+        """Applies the gradients that were followed, times what is given."""
+        lookup = self._lookups.take()
+        # Nothing is no step: the rows of one without gradients move, too.
+        # They are one number, which the gradients are multiplied with.
+        factor = tf.reshape(marks, [-1])[0]
+        is_step = tf.debugging.assert_none_equal(
+            factor, 0.0, message="Gradients of tables on servers must not be "
+            "multiplied by 0 before they are applied.")
+        with tf.control_dependencies([] if is_step is None else [is_step]):
+            factor = tf.identity(factor)
+        self._started.apply(
+            lookup.plan, lookup.fetched,
+            [one * factor for one in lookup.gradients],
+            step_gradients.hyperparameters(self._spec.tables),
+            closures.token_to_apply())
 
     def evict_keys(self, table: int, keys: tf.Tensor, *,
                    expired: bool) -> tf.Tensor:

@@ -29,6 +29,7 @@ from tf_layoutmap.embedding.tpu import ops as tpu_ops
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
 from tf_layoutmap.embedding.tpu import tables as tpu_tables
 from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
+from tf_layoutmap.embedding.variables.table_variable import HOST
 
 
 class TPUBackend:
@@ -55,6 +56,11 @@ class TPUBackend:
         self._modes = forward_only.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
         self._sync = sync.Sync()
+
+    @property
+    def variable_device(self) -> str:
+        """Where a layer's own small variables are: the host."""
+        return HOST
 
     @property
     def is_built(self) -> bool:

@@ -161,6 +161,11 @@ class KeyTable:
         return self._access.mark_shape
 
     @property
+    def variable_device(self) -> str:
+        """Where that weight is."""
+        return self._access.variable_device
+
+    @property
     def num_replicas(self) -> int:
         """One: several are refused."""
         return 1

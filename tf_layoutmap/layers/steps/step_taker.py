@@ -24,6 +24,11 @@ class StepTaker(Protocol):
         ...
 
     @property
+    def variable_device(self) -> str:
+        """Where that weight is."""
+        ...
+
+    @property
     def num_replicas(self) -> int:
         """Replicas that take part in each step."""
         ...

@@ -12,7 +12,6 @@ from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import packed_ids, structure
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.embedding.variables.table_variable import HOST
 from tf_layoutmap.layers.configs import keras_rs_configs
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
 from tf_layoutmap.layers.steps import (
@@ -94,7 +93,7 @@ class EmbeddingSteps:
         self.embedding.build()
         if not self._schedules:
             return
-        with tf.init_scope(), tf.device(HOST):
+        with tf.init_scope(), tf.device(self.access.variable_device):
             # Of no strategy: one for all replicas. An attribute of the
             # embedding, so that checkpoints have it.
             self.embedding.schedule_updates = _tf_private.ResourceVariable(
@@ -122,6 +121,11 @@ class EmbeddingSteps:
     def mark_shape(self) -> tuple[int, ...]:
         """Shape of the weight that takes the marks of gradients."""
         return self.access.mark_shape
+
+    @property
+    def variable_device(self) -> str:
+        """Where that weight is."""
+        return self.access.variable_device
 
     @property
     def num_replicas(self) -> int:

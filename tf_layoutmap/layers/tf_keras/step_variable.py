@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.variables.table_variable import (
-    HOST,
     strategy_in_scope,
 )
 from tf_layoutmap.layers.steps import key_table, missing_gradients
@@ -25,8 +24,8 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
 
     @classmethod
     def create(cls, steps: StepTaker) -> "StepVariable":
-        """Makes the weight on the host, in the strategy of the caller."""
-        with tf.device(HOST):
+        """Makes the weight, in the strategy of the caller."""
+        with tf.device(steps.variable_device):
             found = cls(
                 tf.zeros(steps.mark_shape), name="marks", trainable=True,
                 distribute_strategy=strategy_in_scope())

@@ -1,0 +1,272 @@
+"""What `fit` over parameter servers does; test_fit.py starts it.
+
+    python -m tests.ps.fit.program keras|tf_keras FOLDER
+
+Two servers and one worker, in this process. Prints a line of JSON: what each
+case gave, or its error.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import pathlib
+import sys
+
+from tests.embedding.servers import cluster  # isort: skip
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+# What it is given; a test run that collects this file gives none.
+KERAS = sys.argv[1] if sys.argv[1] in ("keras", "tf_keras") else "keras"
+FOLDER = pathlib.Path(sys.argv[-1])
+keras = importlib.import_module(KERAS)
+layers = tlm.layers if KERAS == "keras" else tlm.layers.tf_keras
+
+RANDOM = np.random.default_rng(0)
+IDS = {"a": RANDOM.integers(0, 50, [24, 2]),
+       "b": RANDOM.integers(0, 20, [24, 3])}
+LABELS = RANDOM.normal(size=[24, 1]).astype(np.float32)
+STEPS = 3
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(8)
+
+
+def datasets():
+    return tlm.ps.Datasets(batches)
+
+
+def model(strategy=None, twice=False, **options):
+    rows = np.random.default_rng(3).normal(size=[50, 4]).astype(np.float32)
+
+    def initializer(shape, shard_info=None, dtype=None):
+        del dtype
+        if shard_info is None:
+            return rows[:shape[0]]
+        first = shard_info.offset[0]
+        return rows[first:first + shard_info.shape[0]]
+
+    tables = [tpu.TableConfig(size, 4, initializer=initializer,
+                              combiner="mean", name=name)
+              for name, size in [("t", 50), ("u", 20)]]
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        inputs = {"a": keras.Input([2], dtype="int64", name="a"),
+                  "b": keras.Input([3], dtype="int64", name="b")}
+        layer = layers.TPUEmbedding(
+            {name: tpu.FeatureConfig(table, name=name)
+             for name, table in zip("ab", tables)}, tpu.Adagrad(0.3))
+        found = layer(inputs)
+        both = [found["a"], found["b"]]
+        if twice:
+            both.append(layer(inputs)["a"])
+        made = keras.Model(inputs, keras.layers.Dense(
+            1, kernel_initializer="ones")(keras.layers.Concatenate()(both)))
+        made.compile(keras.optimizers.SGD(0.1), "mse",
+                     **{"metrics": ["mae"], **options})
+    made.embedding_layer = layer
+    return made
+
+
+def values(made):
+    return [*(one.numpy() for one in
+              made.embedding_layer.embedding_tables.values()),
+            *(one.numpy() for one in made.trainable_variables)]
+
+
+def same(found, expected):
+    return [np.array_equal(*both) for both in zip(found, expected)]
+
+
+def numbers(history):
+    return {name: found for name, found in history.history.items()
+            if name != "examples/s"}
+
+
+def one_process():
+    """What a model does that is on this process alone."""
+    made = model()
+    history = made.fit(batches(), epochs=2, verbose=0,
+                       validation_data=batches())
+    made.save_weights(FOLDER / "host.weights.h5")
+    return numbers(history), values(made), made.predict(IDS, verbose=0)
+
+
+HOST: tuple = ()
+
+
+def trains_to_the_bit(strategy):
+    made = model(strategy)
+    history = made.fit(datasets(), epochs=2, verbose=0,
+                       validation_data=datasets())
+    stats = made.embedding_layer.embedding.stats()
+    return [numbers(history) == HOST[0], same(values(made), HOST[1]),
+            stats["num_updates"], int(made.optimizer.iterations.numpy())]
+
+
+def files_go_both_ways(strategy):
+    made = model(strategy)
+    made.load_weights(FOLDER / "host.weights.h5")
+    read = same(values(made), HOST[1])
+    made.save_weights(FOLDER / "servers.weights.h5")
+    made.save(FOLDER / "servers.keras")
+    alone = model()
+    alone.load_weights(FOLDER / "servers.weights.h5")
+    whole = keras.models.load_model(FOLDER / "servers.keras")
+    return [read, same(values(alone), HOST[1]), bool(np.allclose(
+        whole.predict(IDS, verbose=0), HOST[2], rtol=1e-5))]
+
+
+def predicts_evaluates_and_exports(strategy):
+    made = model(strategy)
+    made.load_weights(FOLDER / "host.weights.h5")
+    close = [np.allclose(made.predict(IDS, verbose=0), HOST[2], rtol=1e-5)]
+    last = [HOST[0]["val_loss"][-1], HOST[0]["val_mae"][-1]]
+    close.append(np.allclose(made.evaluate(datasets(), verbose=0), last))
+    if KERAS == "keras":
+        close.append(np.allclose(
+            made.evaluate(IDS, LABELS, verbose=0, batch_size=8), last))
+        made.export(FOLDER / "served", verbose=False)
+        loaded = tf.saved_model.load(FOLDER / "served")
+        close.append(np.allclose(loaded.serve(
+            {name: tf.constant(ids) for name, ids in IDS.items()}),
+            HOST[2], rtol=1e-5))
+    return all(map(bool, close))
+
+
+class Ends(keras.callbacks.Callback):
+    """Ends a `fit` after its first epoch, and counts batches."""
+
+    def __init__(self, after=None):
+        super().__init__()
+        self.after = after
+        self.batches = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+        assert logs["examples/s"] > 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.after:
+            raise KeyboardInterrupt
+
+
+def callbacks_work(strategy):
+    folder = FOLDER / "backup"
+    made = model(strategy)
+    best = FOLDER / "best.weights.h5"
+    interrupted = False
+    try:
+        made.fit(datasets(), epochs=3, verbose=0, callbacks=[
+            Ends(1), keras.callbacks.BackupAndRestore(folder),
+            keras.callbacks.ModelCheckpoint(best, save_weights_only=True)])
+    except KeyboardInterrupt:
+        interrupted = True
+    again = model(strategy)
+    counts = Ends()
+    history = again.fit(
+        datasets(), epochs=2, verbose=0, validation_data=(IDS, LABELS)
+        if KERAS == "keras" else datasets(), callbacks=[
+            counts, keras.callbacks.BackupAndRestore(folder)])
+    right = same(values(again), HOST[1])
+    stopped = again.fit(datasets(), epochs=9, verbose=0, callbacks=[
+        keras.callbacks.EarlyStopping("loss", min_delta=1e9)])
+    return [interrupted, best.exists(), history.epoch, counts.batches[-1],
+            right, "val_loss" in history.history, len(stopped.epoch)]
+
+
+def steps_of_an_epoch(strategy):
+    made = model(strategy)
+    counts = Ends()
+    made.fit(tlm.ps.Datasets(lambda: batches().repeat()), epochs=2,
+             steps_per_epoch=5, verbose=0, callbacks=[counts])
+    after = int(made.optimizer.iterations.numpy())
+    short = made.fit(datasets(), epochs=2, steps_per_epoch=5, verbose=0)
+    return [after, counts.batches[-1],
+            int(made.optimizer.iterations.numpy()) - after, len(short.epoch)]
+
+
+def refused(call):
+    def case(strategy):
+        call(strategy)
+        return "nothing"
+    return case
+
+
+class OtherLogs(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(tf.cast(inputs["a"], tf.float32))
+
+    def train_step(self, data):
+        return {"other": tf.reduce_sum(self(data[0]))}
+
+
+def other_logs(strategy):
+    with strategy.scope():
+        made = OtherLogs()
+        made.compile("sgd", "mse")
+    made.fit(datasets(), verbose=0)
+
+
+def bad_id(strategy):
+    wrong = {**IDS, "b": IDS["b"] + 19}
+    model(strategy).fit(tlm.ps.Datasets(lambda: tf.data.Dataset.from_tensors(
+        (wrong, LABELS))), verbose=0)
+
+
+CASES = {
+    **{case.__name__: case for case in [
+        trains_to_the_bit, files_go_both_ways, predicts_evaluates_and_exports,
+        callbacks_work, steps_of_an_epoch]},
+    **{name: refused(call) for name, call in {
+        "bad_id": bad_id,
+        "other_logs": other_logs,
+        "called_twice": lambda strategy: model(strategy, twice=True).fit(
+            datasets(), verbose=0),
+        "with_labels": lambda strategy: model(strategy).fit(
+            datasets(), LABELS, verbose=0),
+        "without_servers": lambda strategy: model().fit(datasets()),
+        "eager": lambda strategy: model(strategy, run_eagerly=True).fit(
+            datasets()),
+        "predicted": lambda strategy: model(strategy).predict(datasets()),
+        "no_function": lambda strategy: tlm.ps.Datasets(3),
+        "no_time": lambda strategy: tlm.ps.Datasets(
+            batches, step_deadline="soon"),
+        "no_dataset": lambda strategy: model(strategy).fit(
+            tlm.ps.Datasets(lambda: 3), verbose=0),
+        "no_batches": lambda strategy: model(strategy).fit(
+            tlm.ps.Datasets(lambda: batches().take(0)), verbose=0),
+        **({"arrays": lambda strategy: model(strategy).fit(IDS, LABELS)}
+           if KERAS == "keras" else {}),
+    }.items()},
+}
+
+
+def main():
+    global HOST
+    HOST = one_process()  # Before devices have the names of a cluster.
+    servers, strategy = cluster.start(2)
+    datasets()  # From here on `fit` knows them, as after `connect`.
+    found = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = case(strategy)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"[-3000:]
+    print("FOUND " + json.dumps(found), flush=True)
+    # Servers in threads never end.
+    del servers
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""`fit` of both Keras over parameter servers."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import processes
+from tests.ps.cluster import Cluster
+from tests.ps.fit import two_workers
+from tests.ps.train import RATE
+
+pytestmark = pytest.mark.slow  # Clusters.
+
+_SECONDS = 400
+
+
+@pytest.fixture(scope="module", params=["keras", "tf_keras"])
+def found(request, tmp_path_factory):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ps.fit.program", request.param,
+         str(tmp_path_factory.mktemp(request.param))],
+        cwd=processes.ROOT, capture_output=True, text=True,
+        timeout=_SECONDS, check=False)
+    lines = [line for line in done.stdout.splitlines()
+             if line.startswith("FOUND ")]
+    assert lines, done.stderr[-3000:]
+    return json.loads(lines[0].removeprefix("FOUND "))
+
+
+def test_one_worker_trains_tables_weights_and_metrics_to_the_bit(found):
+    is_same_history, are_same, num_updates, iterations = (
+        found["trains_to_the_bit"])
+    assert is_same_history
+    assert all(are_same)
+    assert num_updates == iterations == 6
+
+
+def test_files_go_between_servers_and_one_process(found):
+    read, written, whole = found["files_go_both_ways"]
+    assert all(read)
+    assert all(written)
+    assert whole
+
+
+def test_predicts_evaluates_and_exports(found):
+    assert found["predicts_evaluates_and_exports"] is True
+
+
+def test_callbacks_are_told_and_a_backup_goes_on(found):
+    interrupted, has_best, epochs, last_batch, are_same, has_val, stopped = (
+        found["callbacks_work"])
+    assert interrupted
+    assert has_best
+    assert epochs == [1]
+    assert last_batch == 2
+    assert all(are_same)
+    assert has_val
+    assert stopped == 2
+
+
+def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
+    steps, last_batch, short, num_epochs = found["steps_of_an_epoch"]
+    assert steps == 10
+    assert last_batch == 4
+    assert short == 6
+    assert num_epochs == 2
+
+
+@pytest.mark.parametrize("case, words", [
+    ("bad_id", "Feature 'b', sample 0: id"),
+    ("other_logs", "must return the results of the model's metrics"),
+    ("called_twice", "must be called once in a training step"),
+    ("with_labels", "Argument `y` of `fit` must be left out"),
+    ("without_servers", "in the scope of a ParameterServerStrategy"),
+    ("eager", "run_eagerly=False"),
+    ("predicted", "Argument `x` of `predict` must be arrays"),
+    ("no_function", "Argument `dataset_fn` must be callable"),
+    ("no_time", "Argument `step_deadline` must be like"),
+    ("no_dataset", "`dataset_fn` must return a tf.data.Dataset"),
+    ("no_batches", "must make datasets with batches")])
+def test_what_cannot_train_is_refused(found, case, words):
+    assert words in found[case].replace("\\", "")
+
+
+def test_keras_3_says_what_it_wants_instead_of_arrays(found):
+    # tf_keras makes datasets of arrays itself.
+    assert "must be tlm.ps.Datasets" in found.get(
+        "arrays", "must be tlm.ps.Datasets")
+
+
+def test_two_workers_with_uneven_datasets_and_one_that_dies(tmp_path):
+    dice = random.Random(2)
+    with Cluster(tmp_path) as cluster:
+        cluster.train(module="tests.ps.fit.two_workers")
+        cluster.wait_for("UNEVEN", 120)
+        for _ in range(3):
+            time.sleep(dice.uniform(0.2, 1))
+            cluster.restart("worker", dice.randrange(2))
+        found = cluster.finish(90)
+    num_steps = sum(two_workers.SIZES)
+    assert found["ends"] == [num_steps] * two_workers.NUM_EPOCHS
+    total = num_steps * two_workers.NUM_EPOCHS
+    assert found["iterations"] == total
+    assert found["uneven_row"] == -RATE * total
+    assert found["mean"] == pytest.approx(found["expected_mean"], rel=1e-6)
+    # However often workers died, each step counts once.
+    assert found["num_steps"] > 8
+    assert found["row"] == [-RATE * found["num_steps"]] * 4

@@ -1,0 +1,112 @@
+"""`fit` with two workers, one of which dies at times; test_fit.py starts it.
+
+    python -m tests.ps.fit.two_workers FOLDER
+
+Prints a line of JSON when a file `stop` is in FOLDER.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.ps.train import RATE, ROW, worked
+
+tpu = tf.tpu.experimental.embedding
+SIZES = (2, 9)
+NUM_EPOCHS = 2
+
+
+def model(strategy):
+    with strategy.scope():
+        inputs = {"a": keras.Input([1], dtype="int64", name="a")}
+        layer = tlm.layers.TPUEmbedding(
+            {"a": tpu.FeatureConfig(tpu.TableConfig(
+                8, 4, initializer=tf.zeros_initializer(), name="a"),
+                name="a")}, tpu.SGD(RATE))
+        made = Slow(inputs, layer(inputs)["a"])
+        # The gradient of a row is 1 for each sample.
+        made.compile("sgd", loss=lambda y, x: keras.ops.sum(x, axis=1),
+                     metrics=[keras.metrics.MeanSquaredError()])
+    return made, layer
+
+
+def uneven(context):
+    first = context.input_pipeline_id == 0
+    size = tf.where(first, *(tf.constant(size, tf.int64) for size in SIZES))
+    label = tf.where(first, 1.0, 3.0)
+    return tf.data.Dataset.range(size).map(
+        lambda _: ({"a": tf.constant([[0]], tf.int64)},
+                   tf.fill([1, 4], label)))
+
+
+def endless():
+    return tf.data.Dataset.from_tensors((
+        {"a": tf.constant([[ROW]], tf.int64)}, tf.zeros([1, 4]))).repeat()
+
+
+class Slow(keras.Model):
+    """Most of a step's time is after its updates have reached servers."""
+
+    is_slow = False
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        if self.is_slow:
+            with tf.control_dependencies(tf.nest.flatten(logs)):
+                tf.function(worked)(8_000)
+        return logs
+
+
+class Counts(keras.callbacks.Callback):
+    """Counts steps, and ends when it is told to."""
+
+    def __init__(self, folder=None):
+        super().__init__()
+        self.folder = folder
+        self.ends = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.ends.append(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ends[-1] = batch + 1
+        print("DONE", sum(self.ends), flush=True)
+        if self.folder and (self.folder / "stop").exists():
+            self.model.stop_training = True
+
+
+def main(folder: pathlib.Path):
+    strategy = tlm.ps.connect()
+    made, layer = model(strategy)
+    counts = Counts()
+    made.fit(tlm.ps.Datasets(uneven), epochs=NUM_EPOCHS, verbose=0,
+             callbacks=[counts])
+    rows = next(iter(layer.embedding_tables.values())).numpy()
+    expected = rows[0, 0] - np.repeat([1.0, 3.0], SIZES)
+    found = {
+        "ends": counts.ends,
+        "iterations": int(made.optimizer.iterations.numpy()),
+        "uneven_row": float(rows[0, 0]),
+        "mean": made.evaluate(tlm.ps.Datasets(uneven), verbose=0)[1],
+        "expected_mean": float(np.mean(expected ** 2))}
+    print("UNEVEN", flush=True)
+    made.is_slow = True
+    counts = Counts(folder)
+    made.fit(tlm.ps.Datasets(endless), epochs=1000, steps_per_epoch=100,
+             verbose=0, callbacks=[counts])
+    stats = layer.embedding.stats()
+    found.update(
+        num_steps=sum(counts.ends), num_repeated=stats["num_repeated"],
+        row=next(iter(layer.embedding_tables.values())).numpy()[ROW].tolist())
+    print("FOUND " + json.dumps(found), flush=True)
+    os._exit(0)  # Coordinators do not end while their workers live.
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

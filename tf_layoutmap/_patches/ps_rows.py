@@ -1,0 +1,18 @@
+"""Methods of both Keras' models, replaced for parameter servers."""
+
+from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch
+
+KERAS3_GROUP = "keras3_ps"
+TF_KERAS_GROUP = "tf_keras_ps"
+
+_VERBS = ("fit", "evaluate", "predict")
+
+ROWS = [
+    *(Patch(KERAS3_GROUP, "_keras_private:TensorFlowTrainer", verb,
+            f"ps.fit.keras3:{verb}",
+            "Keras 3 refuses a ParameterServerStrategy.", KERAS,
+            "tests/ps/fit/test_fit.py") for verb in _VERBS),
+    *(Patch(TF_KERAS_GROUP, "tf_keras:Model", verb, f"ps.fit.tf_keras:{verb}",
+            "tf_keras ends an epoch when one worker's dataset ends.", TF_KERAS,
+            "tests/ps/fit/test_fit.py") for verb in _VERBS),
+]

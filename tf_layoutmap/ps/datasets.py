@@ -1,0 +1,97 @@
+"""`Datasets`: what `fit` and `evaluate` read over parameter servers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap._patches import engine as patches
+from tf_layoutmap.ps import durations
+
+
+class Datasets:
+    """The datasets of all workers, for `fit` and `evaluate`.
+
+    ```py
+    def dataset_fn(context):
+        files = tf.data.Dataset.list_files("/shared/train-*", shuffle=False)
+        files = files.shard(context.num_input_pipelines,
+                            context.input_pipeline_id)
+        return files.interleave(tf.data.TFRecordDataset).map(parse).batch(512)
+
+    model.fit(tlm.ps.Datasets(dataset_fn), epochs=3)
+    ```
+
+    An epoch without `steps_per_epoch` ends when all workers are through with
+    their datasets, of whatever sizes. With `steps_per_epoch` it is so many
+    batches, whoever takes them, and the next one goes on where it ended.
+    """
+
+    def __init__(self, dataset_fn: Callable[..., Any], *,
+                 step_deadline: str | float = "10min"):
+        """Takes what makes a dataset.
+
+        Args:
+          dataset_fn: Returns a `tf.data.Dataset` of batches, as `fit` takes
+            them; it is traced once and runs on each worker. Where it takes an
+            argument, that is a `tf.distribute.InputContext`: its
+            `num_input_pipelines` is the number of workers, and its
+            `input_pipeline_id`, a scalar tensor, tells which one it is.
+            Without it all workers read the same.
+          step_deadline: How long no batch may be through, as `"10min"` or
+            seconds.
+
+        Raises:
+          TypeError: If `dataset_fn` is not callable.
+          ValueError: If `step_deadline` is no length of time.
+        """
+        if not callable(dataset_fn):
+            raise TypeError("Argument `dataset_fn` must be callable. "
+                            f"Received: {dataset_fn!r}.")
+        self._dataset_fn = dataset_fn
+        self.deadline = durations.read_seconds(step_deadline, "step_deadline")
+        replace_fit()
+
+    def function(self, num_workers: int) -> Callable[[], Any]:
+        """Returns what a coordinator runs on each worker."""
+        if not _takes_argument(self._dataset_fn):
+            return lambda: _checked(self._dataset_fn())
+
+        def with_context() -> Any:
+            index = (tf.distribute.coordinator
+                     .experimental_get_current_worker_index())
+            return _checked(self._dataset_fn(tf.distribute.InputContext(
+                num_workers, tf.cast(index, tf.int64))))
+
+        return with_context
+
+
+def replace_fit() -> None:
+    """Lets `fit` and `evaluate` of both Keras know what `Datasets` are.
+
+    `connect` calls it, too: in `model.fit(Datasets(...))` Python looks up `fit`
+    first.
+    """
+    patches.ensure("keras3_ps")
+    if _keras_private.imported_tf_keras() is not None:
+        patches.ensure("tf_keras_ps")
+
+
+def _takes_argument(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # Of C.
+        return False
+    return any(one.default is one.empty and one.kind in (
+        one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+
+
+def _checked(dataset: Any) -> Any:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError("Argument `dataset_fn` must return a tf.data.Dataset. "
+                        f"Received: {type(dataset).__name__}.")
+    return dataset

@@ -1,0 +1,1 @@
+"""`fit` and `evaluate` of both Keras over parameter servers."""

@@ -1,0 +1,57 @@
+"""The arguments of `fit` and `evaluate` where the data are `Datasets`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tf_layoutmap.ps.datasets import Datasets
+
+# What says how arrays become batches; and what tf_keras has for queues.
+_OF_ARRAYS = ("y", "batch_size", "validation_split", "class_weight",
+              "sample_weight")
+_WITHOUT_MEANING = ("shuffle", "max_queue_size", "workers",
+                    "use_multiprocessing")
+
+
+def read(original: Callable[..., Any], verb: str, model: Any,
+         args: tuple[Any, ...],
+         kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the arguments by name, or None if `x` is no `Datasets`.
+
+    Args:
+      original: The method of Keras.
+      verb: Its name.
+      model: Is called.
+      args: Without the model.
+      kwargs: By name.
+
+    Raises:
+      TypeError: As of a call of the method.
+      ValueError: An argument is given that is for arrays.
+    """
+    given = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    given = {**given, **given.pop("kwargs", {})}
+    data = given.pop("x", None)
+    if not isinstance(data, Datasets):
+        return None
+    given.pop(next(iter(inspect.signature(original).parameters)))
+    for name in _WITHOUT_MEANING:
+        given.pop(name, None)
+    for name in _OF_ARRAYS:
+        value = given.pop(name, None)
+        if value is not None and not (
+                name == "validation_split" and value == 0):
+            raise ValueError(
+                f"Argument `{name}` of `{verb}` must be left out with "
+                "tlm.ps.Datasets, whose batches are those of `dataset_fn`.")
+    return {"data": data, **given}
+
+
+def no_prediction() -> ValueError:
+    """What to raise where `predict` is given `Datasets`."""
+    return ValueError(
+        "Argument `x` of `predict` must be arrays or a tf.data.Dataset over "
+        "parameter servers, which this process reads in order. Received: "
+        "tlm.ps.Datasets, whose batches end in any order.")

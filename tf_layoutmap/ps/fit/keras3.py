@@ -1,0 +1,148 @@
+"""`fit`, `evaluate` and `predict` of Keras 3 over parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _keras_private, _strategies
+from tf_layoutmap.ps.fit import arguments, loop
+
+
+class Keras3:
+    """What is Keras 3 in the loops of `loop`.
+
+    Metrics of Keras 3 read their variables and write sums: two workers would
+    lose what they count. So each step counts from zero in itself, and the
+    coordinator adds up.
+    """
+
+    def check_compiled(self, model: Any, verb: str) -> None:
+        """Refuses a model without `compile`."""
+        if not model.compiled:
+            raise ValueError(f"`{verb}` needs `compile` before.")
+
+    def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
+        """Makes weights, metrics and slot variables."""
+        with strategy.scope():
+            _keras_private.build_all(model, element_spec)
+
+    def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
+        """Returns a step whose values are those of the metrics' variables."""
+        step = getattr(model, f"{verb}_step")
+
+        def counting(batch: Any) -> list[tf.Tensor]:
+            variables = _metric_variables(model)
+            with _keras_private.values_in_a_trace(variables), (
+                    _keras_private.added_at_once(_counters(model))):
+                logs = step(batch)
+                _check_logs(model, logs, verb)
+                return [tf.convert_to_tensor(one.value) for one in variables]
+
+        return tf.autograph.experimental.do_not_convert(counting)
+
+    def add(self, model: Any, verb: str,
+            steps: list[list[np.ndarray]]) -> dict[str, Any]:
+        """Adds to the metrics what steps have counted."""
+        del verb
+        for number, variable in enumerate(_metric_variables(model)):
+            value = variable.numpy()
+            # One after the other, as one process does: the same bits.
+            for values in steps:
+                value = value + values[number]
+            variable.assign(value)
+        return model.get_metrics_result()
+
+    def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
+        """Returns a CallbackList."""
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        return keras.callbacks.CallbackList(callbacks, model=model, **options)
+
+    def start(self, model: Any, initial_epoch: int,
+              steps: int | None) -> tuple[int, int]:
+        """Returns the epoch of a BackupAndRestore, or the one asked for."""
+        del steps
+        return _keras_private.epoch_of_backup(model) or initial_epoch, 0
+
+    def finish(self, model: Any) -> None:
+        """Finishes averages of weights."""
+        if isinstance(model.optimizer, keras.optimizers.Optimizer):
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+
+
+def _metric_variables(model: Any) -> list[Any]:
+    variables = model.metrics_variables
+    other = [one.path for one in variables if one.aggregation != "sum"]
+    if other:
+        raise ValueError(
+            "Metrics over parameter servers must have variables with "
+            "aggregation=\"sum\": what workers count is added up. Received: "
+            f"{other}.")
+    return variables
+
+
+def _counters(model: Any) -> list[Any]:
+    optimizer = model.optimizer
+    found = []
+    while optimizer is not None:
+        found.append(optimizer.iterations)
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return found
+
+
+def _check_logs(model: Any, logs: Any, verb: str) -> None:
+    known = set(model.get_metrics_result())
+    if not isinstance(logs, dict) or set(logs) != known:
+        raise ValueError(
+            f"`{verb}_step` over parameter servers must return the results of "
+            f"the model's metrics, {sorted(known)}: what one step returns says "
+            "nothing of the others. Use metrics, and return "
+            f"`get_metrics_result()`. Received: {logs!r}.")
+
+
+_KERAS3 = Keras3()
+
+
+def fit(original: Callable[..., Any], model: Any, *args: Any,
+        **kwargs: Any) -> Any:
+    """Trains with `Datasets`; refuses other data over parameter servers."""
+    options = arguments.read(original, "fit", model, args, kwargs)
+    if options is not None:
+        return loop.fit(_KERAS3, model, **options)
+    if _strategies.on_servers(model.distribute_strategy):
+        raise ValueError(
+            "Argument `x` must be tlm.ps.Datasets for a model over parameter "
+            "servers: each worker makes the dataset that it reads.")
+    return original(model, *args, **kwargs)
+
+
+def evaluate(original: Callable[..., Any], model: Any, *args: Any,
+             **kwargs: Any) -> Any:
+    """Evaluates `Datasets` on workers, and other data in the coordinator."""
+    options = arguments.read(original, "evaluate", model, args, kwargs)
+    if options is not None:
+        return loop.evaluate(_KERAS3, model, **options)
+    return _in_coordinator(original, model, args, kwargs)
+
+
+def predict(original: Callable[..., Any], model: Any, *args: Any,
+            **kwargs: Any) -> Any:
+    """Predicts in the coordinator."""
+    options = arguments.read(original, "predict", model, args, kwargs)
+    if options is not None:
+        raise arguments.no_prediction()
+    return _in_coordinator(original, model, args, kwargs)
+
+
+def _in_coordinator(original: Callable[..., Any], model: Any, args: Any,
+                    kwargs: Any) -> Any:
+    if not _strategies.on_servers(model.distribute_strategy):
+        return original(model, *args, **kwargs)
+    # Its strategy divides no datasets. One process reads all variables.
+    with _keras_private.without_strategy(model):
+        return original(model, *args, **kwargs)

@@ -1,0 +1,197 @@
+"""The loops of `fit` and `evaluate` over parameter servers, for both Keras."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _strategies
+from tf_layoutmap.ps.datasets import Datasets
+from tf_layoutmap.ps.fit.epochs import Epochs, Progress
+
+# In the logs, behind the metrics.
+EXAMPLES = "examples/s"
+
+
+class KerasVersion(Protocol):
+    """What differs between the two."""
+
+    def check_compiled(self, model: Any, verb: str) -> None:
+        """Refuses a model without `compile`."""
+        ...
+
+    def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
+        """Makes all variables of a model, as far as shapes are known."""
+        ...
+
+    def step(self, model: Any, verb: str) -> Any:
+        """Returns the step of a batch, as `Epochs` takes it."""
+        ...
+
+    def add(self, model: Any, verb: str, steps: list[Any]) -> dict[str, Any]:
+        """Adds the values of steps to the metrics; returns the logs."""
+        ...
+
+    def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
+        """Returns a list of callbacks."""
+        ...
+
+    def start(self, model: Any, initial_epoch: int,
+              steps: int | None) -> tuple[int, int]:
+        """Returns the first epoch, and its first step."""
+        ...
+
+    def finish(self, model: Any) -> None:
+        """Finishes averages of weights."""
+        ...
+
+
+def fit(keras: KerasVersion, model: Any, data: Datasets, *, epochs: int = 1,
+        verbose: Any = "auto", callbacks: Any = None,
+        validation_data: Any = None, initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Container[int] = 1) -> Any:
+    """Trains as `fit` of Keras does; returns the History."""
+    strategy = strategy_of(model, "fit")
+    keras.check_compiled(model, "fit")
+    train = Epochs(strategy, data, keras.step(model, "train"))
+    keras.build(model, strategy, train.element_spec)
+    test = Epochs(strategy, validation_data, keras.step(model, "test")) if (
+        isinstance(validation_data, Datasets)) else None
+    known = keras.callbacks(
+        model, callbacks, add_history=True, add_progbar=verbose != 0,
+        verbose=1 if verbose == "auto" else verbose, epochs=epochs,
+        steps=steps_per_epoch)
+    model.stop_training = False
+    known.on_train_begin()
+    first_epoch, first_step = keras.start(model, initial_epoch,
+                                          steps_per_epoch)
+    logs: dict[str, Any] = {}
+    for epoch in range(first_epoch, epochs):
+        model.reset_metrics()
+        known.on_epoch_begin(epoch)
+        logs = _train_epoch(keras, model, train, known, first_step,
+                            steps_per_epoch)
+        first_step = 0
+        if validation_data is not None and _is_due(validation_freq, epoch):
+            found = _evaluate(
+                keras, model, test, known, validation_steps) if test else (
+                model.evaluate(
+                    **_parts(validation_data), callbacks=known,
+                    batch_size=validation_batch_size, steps=validation_steps,
+                    return_dict=True, verbose=0))
+            logs.update((f"val_{name}", one) for name, one in found.items())
+        known.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    if epochs > 0:
+        keras.finish(model)
+    known.on_train_end(logs)
+    return model.history
+
+
+def evaluate(keras: KerasVersion, model: Any, data: Datasets, *,
+             verbose: Any = "auto", steps: int | None = None,
+             callbacks: Any = None, return_dict: bool = False) -> Any:
+    """Evaluates as `evaluate` of Keras does."""
+    strategy = strategy_of(model, "evaluate")
+    keras.check_compiled(model, "evaluate")
+    test = Epochs(strategy, data, keras.step(model, "test"))
+    keras.build(model, strategy, test.element_spec)
+    known = keras.callbacks(
+        model, callbacks, add_progbar=verbose != 0,
+        verbose=1 if verbose == "auto" else verbose, epochs=1, steps=steps)
+    logs = _evaluate(keras, model, test, known, steps)
+    if return_dict:
+        return logs
+    values = list(logs.values())
+    return values[0] if len(values) == 1 else values
+
+
+def _train_epoch(keras: KerasVersion, model: Any, train: Epochs, known: Any,
+                 first_step: int, num_steps: int | None) -> dict[str, Any]:
+    logs: dict[str, Any] = {}
+    done, seconds, examples = first_step, 0.0, 0
+    known.on_train_batch_begin(done)
+    for progress in train.run(
+            None if num_steps is None else num_steps - first_step):
+        logs = train.guard.call(functools.partial(
+            _logs, keras, model, "train", progress))
+        seconds += progress.seconds
+        examples += progress.num_examples
+        logs[EXAMPLES] = examples / seconds
+        done = first_step + progress.num_steps
+        # Of the last batch, as with several steps of one call of Keras.
+        known.on_train_batch_end(done - 1, logs)
+        if model.stop_training:
+            break
+        if done != num_steps:
+            known.on_train_batch_begin(done)
+    _check_not_empty(done > first_step)
+    return dict(logs)
+
+
+def _evaluate(keras: KerasVersion, model: Any, test: Epochs, known: Any,
+              steps: int | None) -> dict[str, Any]:
+    known.on_test_begin()
+    model.reset_metrics()
+    logs: dict[str, Any] = {}
+    for progress in test.run(steps):
+        known.on_test_batch_begin(progress.num_steps - 1)
+        logs = test.guard.call(functools.partial(
+            _logs, keras, model, "test", progress))
+        known.on_test_batch_end(progress.num_steps - 1, logs)
+    _check_not_empty(bool(logs))
+    known.on_test_end(logs)
+    return logs
+
+
+def _logs(keras: KerasVersion, model: Any, verb: str,
+          progress: Progress) -> dict[str, Any]:
+    return tf.nest.map_structure(
+        lambda one: float(one) if np.ndim(one) == 0 else np.asarray(one),
+        keras.add(model, verb, progress.values))
+
+
+def _check_not_empty(has_batches: bool) -> None:
+    if not has_batches:
+        raise ValueError(
+            "Argument `dataset_fn` of tlm.ps.Datasets must make datasets with "
+            "batches. Received: none on any worker.")
+
+
+def _is_due(frequency: int | Container[int], epoch: int) -> bool:
+    if isinstance(frequency, int):
+        return (epoch + 1) % frequency == 0
+    return epoch + 1 in frequency
+
+
+def _parts(data: Any) -> dict[str, Any]:
+    """A dataset, or a tuple of arrays, as arguments of `evaluate`."""
+    parts = data if isinstance(data, tuple) else (data,)
+    return dict(zip(("x", "y", "sample_weight"), parts))
+
+
+def strategy_of(model: Any, verb: str) -> Any:
+    """Returns the strategy that a model was made under.
+
+    Raises:
+      ValueError: It has no parameter servers, or the model runs eagerly.
+    """
+    strategy = model.distribute_strategy
+    if not _strategies.on_servers(strategy):
+        raise ValueError(
+            f"`{verb}` of tlm.ps.Datasets needs a model that was made in the "
+            "scope of a ParameterServerStrategy, as tlm.ps.connect returns. "
+            f"Received: a model of {type(strategy).__name__}.")
+    if model.run_eagerly:
+        raise ValueError(
+            "A model over parameter servers must be compiled with "
+            "run_eagerly=False: its steps run on workers. Received: True.")
+    return strategy

@@ -1,0 +1,81 @@
+"""Says who is gone or silent, where TensorFlow or nobody says anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+from absl import logging
+
+from tf_layoutmap.ps import processes, restarts, rounds, waiting
+from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
+from tf_layoutmap.ps.processes import Process
+
+# For a process to answer when something is wrong.
+_ANSWER_SECONDS = 5.0
+
+
+class Guard:
+    """Calls what uses the cluster, and explains its errors."""
+
+    def __init__(
+        self, all_processes: Sequence[Process], deadline: float,
+        tell: Callable[[], tuple[int, str]], *, restarts_program: bool,
+    ):
+        """Takes whom to ask.
+
+        Args:
+          all_processes: Of the cluster.
+          deadline: Seconds that messages speak of.
+          tell: Returns how much the newest checkpoint holds, as a number that
+            grows, and what to do after a loss.
+          restarts_program: Whether this program starts anew after the loss of
+            a server.
+        """
+        self._processes = all_processes
+        self._deadline = deadline
+        self._tell = tell
+        self._restarts_program = restarts_program
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Returns what `function` returns.
+
+        Raises:
+          StepDeadlineError: It raised a `LateError`.
+          ServerLostError: It raised one of `rounds.LOST`.
+        """
+        try:
+            return function()
+        except waiting.LateError:
+            raise self.late() from None
+        except rounds.LOST as error:
+            self._lose_server(error)
+
+    def late(self) -> StepDeadlineError:
+        """Returns the error of a step that does not end."""
+        wrong = processes.silent(self._processes, _ANSWER_SECONDS)
+        return StepDeadlineError(
+            f"No step has ended within {self._deadline:g} s. "
+            f"{'; '.join(wrong) or 'All processes answer'}. "
+            f"{self._tell()[1]}")
+
+    def _lose_server(self, error: tf.errors.OpError) -> NoReturn:
+        wrong = processes.silent(
+            [one for one in self._processes if one.job == "ps"],
+            _ANSWER_SECONDS)
+        num_saved, remedy = self._tell()
+        message = (
+            "A parameter server is lost, or was started again: "
+            f"{'; '.join(wrong) or 'all answer by now'}. What it held is "
+            f"gone. {remedy}")
+        if not self._restarts_program or not restarts.may_restart(
+                num_saved, os.environ):
+            raise ServerLostError(message) from error
+        logging.error("%s This program starts anew.", message)
+        logging.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
