@@ -227,6 +227,40 @@ def variable_partitioner_of(strategy: Any) -> Any:
     return getattr(strategy.extended, _PARTITIONER, None)
 
 
+# Tables divided among processes: strategies have no all-to-all. Processes meet
+# by the collectives of their hosts, in the order that the token keeps.
+all_to_all = _private("ops.collective_ops", "all_to_all_v2")
+all_gather = _private("ops.collective_ops", "all_gather_v2")
+for _name in ("_next_instance_key", "_get_ordering_token"):
+    _private("distribute.cross_device_utils",
+             f"CollectiveReplicaLauncher.{_name}")
+_HOST_COLLECTIVES = "_host_cross_device_ops"
+if _HOST_COLLECTIVES not in _private(
+        "distribute.collective_all_reduce_strategy",
+        "CollectiveAllReduceExtended._initialize_multi_worker"
+        ).__code__.co_names:
+    raise _DTENSOR.refusal(
+        f"where `CollectiveAllReduceExtended.{_HOST_COLLECTIVES}` is missing")
+
+
+def host_collectives_of(strategy: Any) -> Any:
+    """Returns what launches the collectives of this process's host."""
+    return getattr(strategy.extended, _HOST_COLLECTIVES)._launchers[0]
+
+
+def device_of_collectives(launcher: Any) -> str:
+    """Returns where collectives that this launches must be."""
+    return launcher._device
+
+
+def collective_arguments(launcher: Any) -> dict[str, Any]:
+    """Returns the arguments of the next collective of a group."""
+    return {"group_size": launcher._group_size,
+            "group_key": launcher._group_key,
+            "instance_key": launcher._next_instance_key(),
+            "ordering_token": launcher._get_ordering_token()}
+
+
 # Waits until a closure has ended and raises its error; what it returned stays
 # on its worker, which may be gone by then.
 wait_for_closure = _private(

@@ -44,6 +44,7 @@ REGISTER_OP("LayoutMap>CreateHostEngine")
     .Attr("table_limits: list(float) = []")
     .Attr("table_dtypes: list({float, bfloat16, half}) = []")
     .Attr("rounding_seed: int = 0")
+    .Attr("table_first_rows: list(int) = []")
     .Attr("out_of_range: {'error', 'drop', 'clip'} = 'error'")
     .Attr("pipelined: bool = false")
     .SetIsStateful()
@@ -56,6 +57,7 @@ num_replicas: How many replicas enqueue each step.
 max_pending_steps: Steps a replica may enqueue ahead of its dequeues.
 table_offsets: The offsets of all tables, one table after the other.
 table_optimizers: none, or the name of a rule, one per table.
+table_first_rows: Of parts of tables, where each begins in the whole; none: 0.
 feature_tables: For each feature the place of its table in `table_names`.
 feature_max_sequence_lengths: 0 for a feature that is not a sequence.
 table_num_buckets: By table, to how many values rows are rounded when they are

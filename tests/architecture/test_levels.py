@@ -91,6 +91,7 @@ LEVELS = {
     "embedding.host": 7,
     "embedding.tpu": 7,
     "embedding.servers.placement": 0,
+    "embedding.divided": 8,
     "embedding.servers": 8,
     "embedding.api": 8,
     "embedding": 9,

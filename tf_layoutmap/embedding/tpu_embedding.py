@@ -6,6 +6,7 @@ Whatever differs between the three is in their backends.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from tf_layoutmap.embedding.api.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.api.state import EmbeddingState
 from tf_layoutmap.embedding.api.steps import StepMethods
 from tf_layoutmap.embedding.api.table_access import TableAccess
+from tf_layoutmap.embedding.divided import backend as divided_backend
 from tf_layoutmap.embedding.host import backend as host_backend
 from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables
@@ -86,6 +88,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary] | None = (
             None),
         sparse_core_embedding_config: Any = None,
+        over_processes: str = "copied", order: str = "exact",
     ):
         """Reads the configuration; variables are created by `build`.
 
@@ -131,6 +134,15 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             None.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
+          over_processes: Of `MultiWorkerMirroredStrategy`: `"copied"`: each
+            process has all tables. `"divided"`: each has as many rows of a
+            table, and their slot variables; steps exchange rows and gradients
+            with their owners. Tables cannot be read in the program then, only
+            saved and restored.
+          order: Of divided tables: `"exact"`: the gradients of a row are
+            summed as in one process, to the same bits, and travel as they
+            are. `"folded"`: each replica sums its own, and one gradient of a
+            row travels; sums differ in the last bits.
 
         Raises:
           TypeError: If `feature_config` holds something else.
@@ -159,6 +171,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 "Argument `partitioner` must be a callable of `shape` and "
                 f"`dtype`, or None. Received: {partitioner!r}.")
         strategy_replicas = replicas.Replicas()
+        engine_choice.check_over_processes(
+            over_processes, order, strategy_replicas.has_processes)
         on_tpu = engine_choice.is_tpu(strategy_replicas.strategy)
         engine = engine_choice.choose(engine, strategy_replicas.strategy)
         named_features = structure.flatten_with_paths(feature_config)
@@ -183,6 +197,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 strategy_replicas, pipeline_execution_with_tensor_core)
         else:
             kind = (servers_backend.ServersBackend if engine == "servers" else
+                    functools.partial(
+                        divided_backend.DividedBackend, order=order)
+                    if over_processes == "divided" else
                     host_backend.HostBackend)
             backend = kind(
                 feature_config, spec, strategy_replicas,

@@ -19,6 +19,9 @@ namespace layoutmap {
 struct TableSpec {
   std::string name;
   RowPartition partition;
+  // Of a part of a table: where it begins. What 16-bit rows are rounded by
+  // depends on their place in the whole table.
+  int64_t first_row = 0;
   int64_t dim = 0;
   Optimizer optimizer = Optimizer::kNone;
   RowType row_type = RowType::kFloat32;

@@ -110,6 +110,7 @@ Status HostEngine::Update(const Step& step,
     }
     half_tables[t].rows = tables[t].half_table;
     half_tables[t].type = spec.row_type;
+    half_tables[t].first_row = spec.first_row;
     half_tables[t].noise_key =
         NoiseKey(config_.rounding_seed, t, tables[t].num_updates);
     update.half_table = &half_tables[t];

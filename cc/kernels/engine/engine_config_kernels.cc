@@ -1,8 +1,13 @@
 // Makes a host engine from the attrs of its op.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/kernels/engine/engine_config_reader.h"
@@ -23,6 +28,7 @@ class CreateHostEngineOp : public Kernel {
  public:
   explicit CreateHostEngineOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadEngineConfig(ctx, &config_));
+    OP_REQUIRES_OK(ctx, ReadFirstRows(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_replicas", &config_.num_replicas));
     OP_REQUIRES_OK(
         ctx, ctx->GetAttr("max_pending_steps", &config_.max_pending_steps));
@@ -39,6 +45,21 @@ class CreateHostEngineOp : public Kernel {
   }
 
  private:
+  absl::Status ReadFirstRows(OpKernelConstruction* ctx) {
+    std::vector<int64_t> first_rows;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_first_rows", &first_rows));
+    if (!first_rows.empty() && first_rows.size() != config_.tables.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`table_first_rows` must have one value for each of the ",
+          config_.tables.size(),
+          " tables, or none. Received: ", first_rows.size()));
+    }
+    for (size_t t = 0; t < first_rows.size(); ++t) {
+      config_.tables[t].first_row = first_rows[t];
+    }
+    return absl::OkStatus();
+  }
+
   EngineConfig config_;
 };
 

@@ -21,7 +21,7 @@ tpu = tf.tpu.experimental.embedding
 NUM_WORKERS = 2
 
 
-def embedding():
+def embedding(**options):
     """Tables with rules and dtypes of their own; `random` has no seed."""
     def rows(shape):
         size = shape[0] * shape[1]
@@ -38,7 +38,7 @@ def embedding():
         "history": tpu.FeatureConfig(words, max_sequence_length=2),
         "user": tpu.FeatureConfig(users),
         "random": tpu.FeatureConfig(random),
-    }, None, table_dtypes={"users": "bfloat16"}, rounding_seed=3)
+    }, None, table_dtypes={"users": "bfloat16"}, rounding_seed=3, **options)
 
 
 def batch(step, replica):

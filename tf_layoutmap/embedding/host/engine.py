@@ -50,7 +50,7 @@ class HostEngine:
         self, spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]], *, num_replicas: int,
         is_pipelined: bool = False, out_of_range: str = "error",
-        rounding_seed: int = 0,
+        rounding_seed: int = 0, first_rows: Sequence[int] = (),
     ):
         """Creates the engine, eagerly, on the host.
 
@@ -62,6 +62,8 @@ class HostEngine:
           out_of_range: What becomes of ids that are no row of their table;
             one of `config.OUT_OF_RANGE`.
           rounding_seed: Of tables with 16-bit rows.
+          first_rows: Where the table's rows begin in the whole table, of
+            tables that are parts; none: at 0.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
@@ -84,6 +86,7 @@ class HostEngine:
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,
                 pipelined=is_pipelined,
+                table_first_rows=list(first_rows),
                 **config_attrs(spec, variables, out_of_range=out_of_range,
                                rounding_seed=rounding_seed))
 

@@ -38,12 +38,14 @@ class OptimizerSpec:
       slots: The slot variables, in the order the engine takes them.
       constants: What follows the learning rate in the hyperparameters: those
         of the rule, then all modifiers if there are any.
+      accumulates: Whether the gradients of a row are summed before its step.
     """
 
     name: str
     learning_rate: float | Callable[[], Any]
     slots: tuple[SlotSpec, ...] = ()
     constants: tuple[float, ...] = ()
+    accumulates: bool = True
 
     @property
     def has_dynamic_rate(self) -> bool:
@@ -95,7 +97,8 @@ def read_optimizer(
     rate = _read_learning_rate(optimizer, where)
     name, slots, constants = reader(settings)
     spec = OptimizerSpec(
-        name, rate, slots, constants + read_modifiers(settings))
+        name, rate, slots, constants + read_modifiers(settings),
+        bool(settings.flag("use_gradient_accumulation")))
     _check_combinations(optimizer, spec, where)
     return spec
 

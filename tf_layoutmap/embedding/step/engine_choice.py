@@ -8,6 +8,11 @@ from tf_layoutmap import _strategies
 
 ENGINES = ("auto", "tpu", "host")
 
+# How tables are kept in several processes.
+OVER_PROCESSES = ("copied", "divided")
+# How the gradients of a row are summed where tables are divided.
+ORDERS = ("exact", "folded")
+
 
 def choose(engine: str, strategy: tf.distribute.Strategy) -> str:
     """Returns `"tpu"`, `"servers"` or `"host"`.
@@ -41,6 +46,33 @@ def choose(engine: str, strategy: tf.distribute.Strategy) -> str:
     if engine == "auto":
         return "tpu" if on_tpu else "host"
     return engine
+
+
+def check_over_processes(over_processes: str, order: str,
+                         has_processes: bool):
+    """Refuses what is none of `OVER_PROCESSES` or `ORDERS`, or needs processes.
+
+    Raises:
+      ValueError: If so.
+    """
+    if over_processes not in OVER_PROCESSES:
+        raise ValueError(
+            f"Argument `over_processes` must be one of {OVER_PROCESSES}. "
+            f"Received: over_processes={over_processes!r}.")
+    if order not in ORDERS:
+        raise ValueError(
+            f"Argument `order` must be one of {ORDERS}. "
+            f"Received: order={order!r}.")
+    if order != "exact" and over_processes != "divided":
+        raise ValueError(
+            "Argument `order` must be \"exact\" but with over_processes="
+            f"\"divided\". Received: order={order!r}.")
+    if over_processes != "copied" and not has_processes:
+        raise ValueError(
+            "Argument `over_processes` must be \"copied\" but under "
+            "MultiWorkerMirroredStrategy, whose processes tables are divided "
+            f"among. Received: over_processes={over_processes!r} under "
+            f"{type(tf.distribute.get_strategy()).__name__}.")
 
 
 def is_tpu(strategy: tf.distribute.Strategy) -> bool:

@@ -27,6 +27,7 @@ def create(
     table: config.TableSpec, name: str, initializer: Callable[..., Any],
     cut: partition.RowPartition, *, dim: int, trainable: bool,
     dtype: str = "float32", devices: Sequence[str] | None = None,
+    only: int | None = None,
 ) -> Any:
     """Returns a variable of a table: its rows, or one of its slots.
 
@@ -40,6 +41,9 @@ def create(
       dtype: How rows are stored. Creators are asked for float32.
       devices: None for that of the caller, or of each shard, and no creators
         are asked.
+      only: None, or the one shard that is made, and no creators are asked.
+        The values of the others are drawn and dropped, so that it has its own
+        whatever the seed. Without such a shard it is one row of zeros.
 
     Returns:
       A `tf.Variable`, or a `ShardedVariable` of contiguous blocks of rows.
@@ -49,7 +53,11 @@ def create(
     """
     shape = (table.num_rows, dim)
     bound = bind_shape(initializer, shape)
-    creators = _users_creators() if devices is None else []
+    creators = _users_creators() if devices is None and only is None else []
+    if only is not None:
+        return _make_only(
+            table, name, bound, cut, only, dim=dim, trainable=trainable,
+            dtype=dtype)
 
     found = []
     for shard, part in enumerate(_names(name, cut.num_shards)):
@@ -73,6 +81,21 @@ def create(
     if creators:
         _check(table, found, shape, dtype)
     return found[0] if len(found) == 1 else ShardedVariable(found, name=name)
+
+
+def _make_only(table: config.TableSpec, name: str, initializer, cut, only: int,
+               *, dim: int, trainable: bool, dtype: str) -> Any:
+    """One shard of a table, or a row that stands for none."""
+    own = None
+    for shard in range(cut.num_shards):
+        value = initial_value.of_shard(
+            initializer, (table.num_rows, dim), tf.float32, cut, shard,
+            table.name)
+        if shard == only:
+            own = value
+    return _make(
+        table, dtype, {}, None, tf.zeros([1, dim]) if own is None else own,
+        name=f"{name}/part_{only}", trainable=trainable)
 
 
 def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):

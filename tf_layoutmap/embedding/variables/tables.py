@@ -39,7 +39,7 @@ Place = Callable[[config.TableSpec, partition.RowPartition], Sequence[str]]
 
 def create_tables(
     spec: config.EmbeddingSpec, partitioner: Partitioner | None, *,
-    place: Place | None = None,
+    place: Place | None = None, only: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Creates the variables of all tables.
 
@@ -50,6 +50,9 @@ def create_tables(
         giving the number of shards of each axis.
       place: None for the host, or what says where each shard is. First values
         are drawn on the host in any case, and creators are not asked.
+      only: None, or the one shard of each table that is made here, as a plain
+        variable; one row where a table has no such shard. Creators are not
+        asked.
 
     Returns:
       `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
@@ -70,7 +73,8 @@ def create_tables(
           creation_progress.shown(sum(map(_num_bytes, spec.tables)))):
         for table in spec.tables:
             num_shards = _num_shards(table, partitioner)
-            variables[table.name] = _create_table(table, num_shards, place)
+            variables[table.name] = _create_table(
+                table, num_shards, place, only)
     return variables
 
 
@@ -106,7 +110,7 @@ def _num_shards(table: config.TableSpec, partitioner) -> int:
 
 
 def _create_table(table: config.TableSpec, num_shards: int,
-                  place: Place | None):
+                  place: Place | None, only: int | None = None):
     settings = table.vocabulary and table.vocabulary.settings
     cut = (partition.RowPartition.div(table.num_rows, num_shards)
            if settings is None else bucket_layout.row_partition(
@@ -119,13 +123,14 @@ def _create_table(table: config.TableSpec, num_shards: int,
         # Rows of an open table get their values with their keys.
         table.initializer if settings is None else tf.zeros_initializer(),
         cut, dim=table.dim, trainable=table.optimizer is None,
-        dtype=table.dtype, devices=devices)
+        dtype=table.dtype, devices=devices, only=only)
     variables = {PARAMETERS: rows}
     for slot in table.optimizer.slots if table.optimizer else ():
         variables[slot.name] = table_variable.create(
             table, f"{table.name}/{slot.name}",
             tf.constant_initializer(slot.initial_value), cut,
-            dim=slot.dim(table.dim), trainable=False, devices=devices)
+            dim=slot.dim(table.dim), trainable=False, devices=devices,
+            only=only)
         table_variable.check_same_cut(table, rows, variables[slot.name])
     if table.is_half and table.optimizer is not None:
         variables[ROUNDING_STEPS] = _tf_private.ResourceVariable(

@@ -1,0 +1,89 @@
+"""One process of two with divided tables, of which one does what it must not.
+
+    python faults.py FOLDER CASE
+
+test_divided.py starts it. Writes the error of the step after it to FOLDER.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+
+
+def good():
+    return {"dense": tf.constant([[0, 1], [2, 3]]),
+            "ragged": tf.ragged.constant([[0], [1, 2]])}
+
+
+def bad_id(embedding, strategy, worker, folder):
+    """Ids of the second sample of process 1 are no rows."""
+    step(embedding, strategy, {
+        **good(), "dense": tf.constant([[0, 1], [2, 7 if worker else 3]])})
+
+
+def bad_splits(embedding, strategy, worker, folder):
+    """A ragged tensor of process 1 has row splits that are none."""
+    step(embedding, strategy, {
+        **good(), "ragged": tf.RaggedTensor.from_row_splits(
+            [0, 1, 2], [0, 3, 1 if worker else 3, 3], validate=False)})
+
+
+def restore_in_one(embedding, strategy, worker, folder):
+    checkpoint = tf.train.Checkpoint(embedding=embedding)
+    # All save together, and the first writes the tables.
+    checkpoint.write(str(folder / f"table_{worker}"))
+    if worker:
+        # The index comes last.
+        while not (folder / "table_0.index").exists():
+            time.sleep(0.05)
+        checkpoint.read(str(folder / "table_0"))
+    step(embedding, strategy, good())
+
+
+def lookup_outside_of_a_step(embedding, strategy, worker, folder):
+    embedding(good())
+
+
+def calls_in_two_functions(embedding, strategy, worker, folder):
+    tf.function(lambda: strategy.run(embedding.enqueue, (good(),)))()
+    tf.function(lambda: strategy.run(embedding.dequeue))()
+
+
+def step(embedding, strategy, features):
+    def replica(features):
+        embedding.enqueue(features)
+        activations = embedding.dequeue()
+        embedding.apply_gradients(activations)
+        return activations["dense"]
+
+    tf.function(lambda: strategy.run(replica, (features,)))()
+
+
+def main(folder, case):
+    folder = pathlib.Path(folder)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    words = tpu.TableConfig(5, 2, tf.ones_initializer(), name="words")
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding(
+            {"dense": tpu.FeatureConfig(words),
+             "ragged": tpu.FeatureConfig(words)}, tpu.SGD(0.5),
+            over_processes="divided")
+    path = folder / f"{worker}.txt"
+    try:
+        globals()[case](embedding, strategy, worker, folder)
+        path.write_text("trained")
+    except Exception as error:
+        path.write_text(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,65 @@
+"""One process of a group that has divided its tables.
+
+    python program.py FOLDER NUM_STEPS HOW ORDER [DIES_BEFORE]
+
+Trains `multi_process_program.plan()`, HOW as there, and writes to FOLDER the
+checkpoints `start` and `end`, of process 0, and what this process has found.
+Goes on from `restart`, if it is there. DIES_BEFORE is the step before which
+the last process ends itself, without a word to the others.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from tests.embedding.host import multi_process_program as plan
+
+
+def own_rows(embedding):
+    """By name, the rows that this process has, and their variable's shape."""
+    found = {}
+    for one, table in embedding.embedding_tables.items():
+        slots = embedding.slot_variables[one]
+        for name, part in {"": table, **slots}.items():
+            found[f"{one.name}/{name}"] = [
+                part.rows.start, part.rows.stop, part.block.shape.as_list()]
+    return found
+
+
+def main(folder, num_steps, how, order, dies_before=None):
+    folder = pathlib.Path(folder)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    task = json.loads(os.environ["TF_CONFIG"])
+    worker, size = task["task"]["index"], len(task["cluster"]["worker"])
+    with strategy.scope():
+        embedding = plan.embedding(over_processes="divided", order=order)
+    checkpoint = tf.train.Checkpoint(embedding=embedding)
+    if (folder / "restart.index").exists():
+        checkpoint.read(str(folder / "restart")).assert_consumed()
+
+    def save(name):
+        # Of the others the files are thrown away.
+        checkpoint.write(str(folder / (
+            name if worker == 0 else f"temporary_{worker}/{name}")))
+
+    save("start")
+    step = plan.train_step(embedding, strategy, how)
+    for number in range(int(num_steps)):
+        if dies_before and int(dies_before) == number:
+            if worker == size - 1:
+                os._exit(1)
+            print("alone", flush=True)
+        activations = step(*plan.batch(number, worker))
+    save("end")
+    (folder / f"rows_{worker}.json").write_text(
+        json.dumps(own_rows(embedding)))
+    np.savez(folder / f"{worker}.npz", **{
+        name: one.numpy() for name, one in activations.items()})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,179 @@
+"""TPUEmbedding with tables divided among processes on this machine."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import processes, strategies
+from tests.embedding.divided import faults, program
+from tests.embedding.host import multi_process_program as plan
+from tf_layoutmap.embedding.divided import orders
+from tf_layoutmap.embedding.spec import config, optimizer_specs
+
+NUM_STEPS = 5
+# Starting takes most of it.
+DEADLINE_SECONDS = 180
+# Until a process whose peer is gone has ended.
+DEATH_SECONDS = 60
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts processes, and ends them after the test."""
+    workers = []
+
+    def start(count, *arguments, of=program):
+        started = processes.start_workers(
+            pathlib.Path(of.__file__),
+            [[str(tmp_path), *arguments]] * count, tmp_path)
+        workers.extend(started)
+        return started
+
+    yield start
+    for one in workers:
+        one.kill()
+
+
+def checkpoint_of(embedding):
+    embedding.build()
+    return tf.train.Checkpoint(embedding=embedding)
+
+
+def tables_in(path):
+    """What a checkpoint holds, by plain variables of one process."""
+    embedding = plan.embedding()
+    checkpoint_of(embedding).read(str(path)).assert_consumed()
+    return plan.tables(embedding)
+
+
+def train_in_one_process(path, num_steps, num_replicas):
+    """The same on replicas of this process."""
+    strategy = strategies.mirrored(num_replicas)
+    with strategy.scope():
+        embedding = plan.embedding()
+    checkpoint_of(embedding).read(str(path)).assert_consumed()
+    step = plan.train_step(embedding, strategy)
+    for number in range(num_steps):
+        by_replica = [plan.batch(number, replica)
+                      for replica in range(num_replicas)]
+        activations = step(*(tf.nest.map_structure(
+            lambda *parts:
+            strategy.experimental_distribute_values_from_function(
+                lambda context: parts[context.replica_id_in_sync_group]),
+            *[one[part] for one in by_replica]) for part in range(3)))
+    return plan.tables(embedding), [
+        {name: strategy.experimental_local_results(one)[replica].numpy()
+         for name, one in activations.items()}
+        for replica in range(num_replicas)]
+
+
+def check_same(folder, num_processes, compare=np.testing.assert_array_equal):
+    """Tables and activations are those of one process, to the bit."""
+    expected, activations = train_in_one_process(
+        folder / "start", NUM_STEPS, num_processes)
+    found = tables_in(folder / "end")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        compare(found[name], value, err_msg=name)
+    for worker, by_name in enumerate(activations):
+        of_worker = np.load(folder / f"{worker}.npz")
+        for name, value in by_name.items():
+            compare(of_worker[name], value, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in order", "by token"])
+def test_two_processes_train_as_one_to_the_bit(how, start, tmp_path):
+    for one in start(2, str(NUM_STEPS), how, "exact"):
+        one.check(DEADLINE_SECONDS)
+    check_same(tmp_path, 2)
+    # Rows without a seed are not the same in both.
+    assert len(np.unique(tables_in(tmp_path / "start")["random"])) == 8
+
+
+def close(found, expected, err_msg):
+    # Sums in another order; rows of 16 bits may be rounded the other way.
+    tolerance = 0.02 if err_msg.startswith("user") else 2e-6
+    np.testing.assert_allclose(
+        found, expected, rtol=tolerance, atol=tolerance, err_msg=err_msg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in order", "by token"])
+def test_folded_gradients_train_the_same_but_for_last_bits(
+        how, start, tmp_path):
+    for one in start(2, str(NUM_STEPS), how, "folded"):
+        one.check(DEADLINE_SECONDS)
+    check_same(tmp_path, 2, close)
+
+
+@pytest.mark.slow
+def test_three_processes_go_on_from_a_checkpoint_of_one(start, tmp_path):
+    embedding = plan.embedding()
+    checkpoint = checkpoint_of(embedding)
+    checkpoint.write(str(tmp_path / "restart"))
+    before = plan.tables(embedding)
+    for one in start(3, str(NUM_STEPS), "in order", "exact"):
+        one.check(DEADLINE_SECONDS)
+    after = tables_in(tmp_path / "start")
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    check_same(tmp_path, 3)
+    # Each has a third of the rows of a table and of its slot variables.
+    rows = [json.loads((tmp_path / f"rows_{worker}.json").read_text())
+            for worker in range(3)]
+    assert [one["words/accumulators"] for one in rows] == [
+        [0, 7, [7, 5]], [7, 14, [7, 5]], [14, 20, [6, 5]]]
+    assert [one["users/"] for one in rows] == [
+        [0, 3, [3, 3]], [3, 6, [3, 3]], [6, 9, [3, 3]]]
+
+
+@pytest.mark.slow
+def test_a_process_whose_peer_died_ends_and_a_restart_resumes(start, tmp_path):
+    survivor, dead = start(2, "5", "in order", "exact", "3")
+    dead.wait(DEADLINE_SECONDS)
+    assert survivor.wait(DEATH_SECONDS) not in (0, "too late")
+    assert "Error" in survivor.log.read_text()
+    for path in tmp_path.glob("start.*"):
+        path.rename(path.with_name(path.name.replace("start", "restart")))
+    for one in start(2, str(NUM_STEPS), "in order", "exact"):
+        one.check(DEADLINE_SECONDS)
+    check_same(tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case, words", [
+    ("bad_id", "Process 1: Feature dense, sample 1: id 7 is outside table "
+     "words with 5 rows"),
+    ("bad_splits", "Process 1: Feature ragged"),
+    ("restore_in_one", "Process 0 has restored 0 times, process 1 1 times."),
+    ("lookup_outside_of_a_step", "Table 'words' is divided among processes"),
+    ("calls_in_two_functions", "are made in one tf.function")])
+def test_an_error_is_told_to_all_processes(start, tmp_path, case, words):
+    for one in start(2, case, of=faults):
+        one.check(DEADLINE_SECONDS)
+    for worker in range(2):
+        assert words in (tmp_path / f"{worker}.txt").read_text()
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"over_processes": "divided"},
+     "must be \"copied\" but under MultiWorkerMirroredStrategy"),
+    ({"over_processes": "both"}, "must be one of"),
+    ({"order": "folded"}, "must be \"exact\" but with over_processes"),
+    ({"order": "any"}, "must be one of")])
+def test_tables_are_divided_among_processes_only(options, words):
+    with pytest.raises(ValueError, match=words):
+        plan.embedding(**options)
+
+
+def test_folded_gradients_need_rules_that_take_their_sum():
+    spec = config.EmbeddingSpec((config.TableSpec(
+        "words", 4, 2, "sum", tf.zeros, optimizer_specs.read_optimizer(
+            tf.tpu.experimental.embedding.SGD(
+                0.1, use_gradient_accumulation=False), table="words")),), ())
+    with pytest.raises(ValueError, match="order.*\"exact\".*'words'"):
+        orders.Folded(spec, 2, 0, [2])

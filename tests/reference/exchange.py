@@ -1,0 +1,44 @@
+"""A step whose tables are divided among processes, as lists: who is told what.
+
+A batch is as of `servers`: by feature a list of samples of (id, weight).
+"""
+
+import collections
+
+import numpy as np
+
+from tests.reference import servers
+
+
+def part(feature, samples, first_row: int, num_rows: int):
+    """What of a feature looks into rows `[first_row, first_row + num_rows)`.
+
+    Returns:
+      The outputs that do, and of each of them its rows and gains.
+    """
+    by_output = collections.defaultdict(list)
+    for row, gain, place in servers.terms(feature, samples):
+        if 0 <= row - first_row < num_rows:
+            by_output[place].append((row - first_row, gain))
+    return list(by_output), list(by_output.values())
+
+
+def inputs(parts) -> list[tuple]:
+    """By feature: ids, splits and gains of `part`, as `EnqueueStep` has them.
+    """
+    found = []
+    for _, bags in parts:
+        flat = [one for bag in bags for one in bag]
+        found.append((
+            np.array([row for row, _ in flat], np.int64),
+            np.cumsum([0, *map(len, bags)]).astype(np.int64),
+            np.array([gain for _, gain in flat], np.float32)))
+    return found
+
+
+def gradients(parts, by_feature) -> np.ndarray:
+    """The gradients of the outputs of each part, one after the other."""
+    return np.concatenate([np.zeros(0, np.float32), *(
+        gradient[outputs].ravel()
+        for (outputs, _), gradient in zip(parts, by_feature, strict=True)
+        if outputs)])

@@ -1,0 +1,1 @@
+"""Carries a `TPUEmbedding` out with tables divided among processes."""
