@@ -50,7 +50,7 @@ class HostEngine:
         self, spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]], *, num_replicas: int,
         is_pipelined: bool = False, out_of_range: str = "error",
-        rounding_seed: int = 0,
+        rounding_seed: int = 0, tells_evicted: bool = True,
     ):
         """Creates the engine, eagerly, on the host.
 
@@ -62,6 +62,8 @@ class HostEngine:
           out_of_range: What becomes of ids that are no row of their table;
             one of `config.OUT_OF_RANGE`.
           rounding_seed: Of tables with 16-bit rows.
+          tells_evicted: Whether `on_evict` of open vocabularies is told of
+            keys that go.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
@@ -79,7 +81,8 @@ class HostEngine:
             if tables.ROUNDING_STEPS in variables[table.name]:
                 self._rounding_steps.append(
                     variables[table.name][tables.ROUNDING_STEPS])
-        self._keys = open_tables.OpenTables(spec, variables)
+        self._keys = open_tables.OpenTables(
+            spec, variables, tells=tells_evicted)
         with tf.device(tables.HOST):
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,
