@@ -189,3 +189,29 @@ def test_replicas_tell_once():
     keys = [key for each in found for key in each.keys.tolist()]
     stats = one.vocabularies["words"].stats()
     assert len(set(keys)) == len(keys) == stats["num_evicted"] > 80
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_layers_are_told_by_their_names(to_file, tmp_path):
+    told = []
+    words = tlm.OpenVocabulary(
+        8, on_evict=str(tmp_path / "gone") if to_file else told.append)
+    for name in ("first", "second"):
+        layer = tlm.layers.ShardedEmbedding(
+            words, 2, optimizer="adagrad", name=name)
+        model = keras.Sequential([
+            keras.Input([], dtype="int64"), layer, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        for start in (0, 8):
+            model.fit(np.arange(start, start + 8), np.ones([8, 1]),
+                      batch_size=8, verbose=0)
+        assert layer.vocabulary.settings.on_evict is words.on_evict
+    if to_file:
+        records = [tf.train.Example.FromString(one.numpy()) for number in (0, 1)
+                   for one in tf.data.TFRecordDataset(
+                       str(tmp_path / f"gone-{number:05d}"))]
+        names = [one.features.feature["table"].bytes_list.value[0].decode()
+                 for one in records]
+    else:
+        names = [one.table for one in told]
+    assert names == ["first", "second"]

@@ -130,8 +130,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             int64, or strings. The `vocabulary_size` of such a table is the
             `capacity` of that, and its initializer one that draws a value at
             a time: uniform, normal, truncated normal or constant. Of a TPU,
-            and under MultiWorkerMirroredStrategy and ParameterServerStrategy,
-            None.
+            and under ParameterServerStrategy, None.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
           over_processes: Of `MultiWorkerMirroredStrategy`: `"copied"`: each
@@ -182,12 +181,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         spec = open_tables.with_vocabularies(
             spec, table_configs, vocabularies, open_vocabulary.OpenVocabulary,
             first_values.read_initializer)
-        if spec.has_open_tables and (
-                on_tpu or strategy_replicas.has_processes):
+        if spec.has_open_tables and on_tpu:
             raise NotImplementedError(
-                "Argument `vocabularies` must be None on a TPU and under "
-                "MultiWorkerMirroredStrategy. Received: it under "
-                f"{type(strategy_replicas.strategy).__name__}.")
+                "Argument `vocabularies` must be None on a TPU. Received: it "
+                f"under {type(strategy_replicas.strategy).__name__}.")
         if on_tpu:
             _check_tpu_arguments(spec, partitioner, out_of_range)
             backend = tpu_backend.TPUBackend(

@@ -40,7 +40,7 @@ def teller(
       table: Name of the table.
       slot_names: In the order in which they come.
     """
-    tell = on_evict if callable(on_evict) else _File(on_evict)
+    tell = _told(on_evict)
 
     def take(keys: Any, rows: Any, *slots: Any) -> None:
         if not len(keys):
@@ -50,6 +50,25 @@ def teller(
             {name: np.array(slot) for name, slot in zip(slot_names, slots)}))
 
     return take
+
+
+def under_name(
+    on_evict: Callable[[EvictedKeys], Any] | str, name: str,
+) -> Callable[[EvictedKeys], Any]:
+    """Returns an `on_evict` that is told another name of the table.
+
+    Args:
+      on_evict: As of `OpenVocabulary`.
+      name: By which users know the table.
+    """
+    tell = _told(on_evict)
+    return lambda evicted: tell(dataclasses.replace(evicted, table=name))
+
+
+def _told(
+    on_evict: Callable[[EvictedKeys], Any] | str,
+) -> Callable[[EvictedKeys], Any]:
+    return on_evict if callable(on_evict) else _File(on_evict)
 
 
 class _File:

@@ -27,26 +27,52 @@ def find_rows(
     Returns:
       `[num_keys]` int64.
     """
+    first = _bucket_of(keys, num_buckets)
+    # Most keys are in the bucket where the search for them begins. All four
+    # of each key would be a gather of 256 bytes a key.
+    row = _row_in(stored, first[:, tf.newaxis], keys)
     segment = num_buckets // bucket_layout.num_segments(num_buckets)
     num_probes = min(bucket_layout.MAX_PROBES, segment)
-    first = _bucket_of(keys, num_buckets)
-    start = first // segment * segment
-    # Buckets that wrap around in their segment: [num_keys, num_probes].
-    probes = start[:, tf.newaxis] + (
-        (first - start)[:, tf.newaxis]
-        + tf.range(num_probes, dtype=tf.int64)) % segment
-    found = tf.gather(stored, probes)
-    is_key = tf.reshape(
-        found == keys[:, tf.newaxis, tf.newaxis],
-        [-1, num_probes * bucket_layout.KEYS_PER_BUCKET])
+    if num_probes > 1:
+        left = tf.where(row < 0)[:, 0]
+        bucket = tf.gather(first, left)
+        # Buckets that wrap around in their segment: [num_left, num_probes - 1].
+        start = bucket // segment * segment
+        others = start[:, tf.newaxis] + (
+            (bucket - start)[:, tf.newaxis]
+            + tf.range(1, num_probes, dtype=tf.int64)) % segment
+        row = tf.tensor_scatter_nd_update(
+            row, left[:, tf.newaxis],
+            _row_in(stored, others, tf.gather(keys, left)))
     # The mark of an empty place is no key.
-    is_known = tf.reduce_any(is_key, 1) & (keys != bucket_layout.EMPTY_KEY)
-    place = tf.argmax(tf.cast(is_key, tf.int8), 1)
+    is_known = (row >= 0) & (keys != bucket_layout.EMPTY_KEY)
+    return tf.where(is_known, row, tf.constant(
+        num_buckets * bucket_layout.KEYS_PER_BUCKET, tf.int64))
+
+
+def _row_in(
+    stored: Any, buckets: tf.Tensor, keys: tf.Tensor,
+) -> tf.Tensor:
+    """The row of each key in its buckets `[num_keys, num]`; -1 for none."""
     per_bucket = bucket_layout.KEYS_PER_BUCKET
-    bucket = tf.gather(probes, place // per_bucket, batch_dims=1)
+    num_lanes = buckets.shape[1] * per_bucket
+    is_key = tf.reshape(
+        tf.gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
+        [-1, num_lanes])
+    # A key has one lane at most, so this is its number, and 0 if it has none:
+    # exact, and faster than `argmax`.
+    place = tf.cast(tf.linalg.matvec(
+        tf.cast(is_key, tf.float32),
+        tf.range(1, num_lanes + 1, dtype=tf.float32)), tf.int64) - 1
+    if buckets.shape[1] == 1:
+        bucket = buckets[:, 0]
+    else:
+        # Also of the mark of an empty place, which has several lanes.
+        inside = tf.clip_by_value(place, 0, num_lanes - 1)
+        bucket = tf.gather(buckets, inside // per_bucket, batch_dims=1)
     return tf.where(
-        is_known, bucket * per_bucket + tf.math.floormod(place, per_bucket),
-        tf.constant(num_buckets * per_bucket, tf.int64))
+        place >= 0,
+        bucket * per_bucket + tf.math.floormod(place, per_bucket), place)
 
 
 def _bucket_of(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:

@@ -109,6 +109,7 @@ class HostBackend:
 
     def resize(self, table: int, capacity: int) -> Any:
         """Gives a vocabulary another capacity; see `Vocabulary.resize`."""
+        self._refuse_in_processes("resize")
         self.flush()
         name = self._spec.tables[table].name
         spec = resizing.with_capacity(self._spec, table, capacity)
@@ -142,6 +143,20 @@ class HostBackend:
         made.tell_dropped(table, found.dropped)
         return found
 
+    def _refuse_in_processes(self, method: str) -> None:
+        """Refuses what one process might do and another not.
+
+        Raises:
+          NotImplementedError: Under a strategy of several processes.
+        """
+        if self._replicas.has_processes:
+            raise NotImplementedError(
+                f"`{method}` of a vocabulary must not be called under "
+                "MultiWorkerMirroredStrategy: a process that does so alone has "
+                "other rows than the others from then on. `ttl_steps` lets "
+                "keys go in all of them; tlm.convert_vocabularies gives a "
+                "checkpoint another capacity.")
+
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
         return self._reader.read(features, weights, device)
@@ -167,6 +182,10 @@ class HostBackend:
 
         A new key's row must not depend on which replica comes first.
         """
+        if self._replicas.has_processes:
+            for replica, inputs in steps:
+                self._started.enqueue(replica, training, inputs)
+            return
         if len(steps) == self._replicas.num_replicas:
             self._started.enqueue_keys(
                 training, [inputs for _, inputs in steps])
@@ -184,6 +203,7 @@ class HostBackend:
     def evict_keys(self, table: int, keys: tf.Tensor, *,
                    expired: bool) -> tf.Tensor:
         """Takes rows of keys away; see `OpenTables`."""
+        self._refuse_in_processes("evict")
         return self._started.evict_keys(table, keys, expired=expired)
 
     def watch_changes(self) -> Any:

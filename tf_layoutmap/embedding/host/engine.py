@@ -51,6 +51,7 @@ class HostEngine:
         variables: dict[str, dict[str, Any]], *, num_replicas: int,
         is_pipelined: bool = False, out_of_range: str = "error",
         rounding_seed: int = 0, first_rows: Sequence[int] = (),
+        tells_evicted: bool = True,
     ):
         """Creates the engine, eagerly, on the host.
 
@@ -64,6 +65,8 @@ class HostEngine:
           rounding_seed: Of tables with 16-bit rows.
           first_rows: Where the table's rows begin in the whole table, of
             tables that are parts; none: at 0.
+          tells_evicted: Whether `on_evict` of open vocabularies is told of
+            keys that go.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
@@ -81,7 +84,8 @@ class HostEngine:
             if tables.ROUNDING_STEPS in variables[table.name]:
                 self._rounding_steps.append(
                     variables[table.name][tables.ROUNDING_STEPS])
-        self._keys = open_tables.OpenTables(spec, variables)
+        self._keys = open_tables.OpenTables(
+            spec, variables, tells=tells_evicted)
         with tf.device(tables.HOST):
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,

@@ -22,6 +22,8 @@ def check_ids(
 ) -> list[tf.Operation]:
     """Returns checks that ids of a process are rows of their tables.
 
+    Those of tables with open vocabularies are keys, and any will do.
+
     Args:
       spec: Tables and features.
       features: What a replica of that process looks up.
@@ -29,6 +31,8 @@ def check_ids(
     """
     checks = []
     for feature, inputs in zip(spec.features, features):
+        if spec.table_of(feature).vocabulary is not None:
+            continue
         num_rows = spec.table_of(feature).num_rows
         ids = tf.cast(inputs.ids, tf.int64)
         is_bad = (ids < 0) | (ids >= num_rows)
@@ -44,6 +48,29 @@ def check_ids(
                 f" is outside table {spec.table_of(feature).name} with "
                 f"{num_rows} rows"])]))
     return [one for one in checks if one is not None]
+
+
+def check_modes(
+    modes: Sequence[tf.Tensor], num_local: int,
+) -> list[tf.Operation]:
+    """Returns a check that all replicas train, or none does.
+
+    The engine sees the batches of all replicas as one where tables have open
+    vocabularies.
+
+    Args:
+      modes: Of each replica, whether gradients follow.
+      num_local: Replicas of each process.
+    """
+    values = tf.stack(modes)
+    other = tf.argmax(values != values[0])
+    check = tf.debugging.Assert(~tf.reduce_any(values != values[0]), [
+        tf.strings.join([
+            "All replicas must enqueue a step with the same `training`. "
+            "Process 0 has ", tf.strings.as_string(values[0]), ", process ",
+            tf.strings.as_string(other // num_local), " ",
+            tf.strings.as_string(tf.gather(values, other)), "."])])
+    return [] if check is None else [check]
 
 
 def _sample_of(inputs: feature_inputs.FeatureIds,

@@ -36,7 +36,8 @@ class WorkerEngine(HostEngine):
         """Creates the engine; see `HostEngine`."""
         super().__init__(
             spec, variables, num_replicas=strategy_replicas.num_replicas,
-            **options)
+            # All processes see the same keys go; one tells it.
+            tells_evicted=strategy_replicas.is_first_process, **options)
         self._replicas = strategy_replicas
         self._num_local = len(
             strategy_replicas.strategy.extended.worker_devices)
@@ -49,6 +50,15 @@ class WorkerEngine(HostEngine):
     ):
         """Hands over this replica's ids, and those of other processes."""
         gathered, checks = self._gather_checked(training, features)
+        if self._spec.has_open_tables:
+            modes = [mode for mode, _ in gathered]
+            checks += multi_process_checks.check_modes(modes, self._num_local)
+            # The first replica of a process hands the step of all over: which
+            # rows new keys get depends on the order of all batches.
+            if replica % self._num_local == 0:
+                with tf.control_dependencies(checks):
+                    self.enqueue_keys(modes[0], [one for _, one in gathered])
+            return
         with tf.control_dependencies(checks):
             for other in self._replicas.handled_by(replica):
                 super().enqueue(other, *gathered[other])
@@ -92,7 +102,19 @@ class WorkerEngine(HostEngine):
     def open(
         self, replica: int, features: Sequence[feature_inputs.FeatureIds],
     ) -> OpenLookup:
-        """Opens this replica's lookup, and those of other processes."""
+        """Opens this replica's lookup, and those of other processes.
+
+        Raises:
+          NotImplementedError: If tables have open vocabularies, and this
+            process several replicas.
+        """
+        if self._spec.has_open_tables and self._num_local > 1:
+            # They would open the lookups in another order than in other
+            # processes, and keys get other rows.
+            raise NotImplementedError(
+                "A layer with an open vocabulary must have one replica in each "
+                "process of a MultiWorkerMirroredStrategy. Received: "
+                f"{self._num_local} replicas in this process.")
         gathered, checks = self._gather_checked(True, features)
         with tf.control_dependencies(checks):
             opened = [super(WorkerEngine, self).open(other, gathered[other][1])

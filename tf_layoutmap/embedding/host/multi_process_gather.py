@@ -11,8 +11,8 @@ from tf_layoutmap.embedding.step import feature_inputs
 TIMEOUT_SECONDS = 600
 
 # What a process says of each feature: its form (the rank of its splits, 0 if
-# it is dense), ids, splits, weights and samples.
-_NUM_SIZES = 5
+# it is dense), what its ids are made of, ids, splits, weights and samples.
+_NUM_SIZES = 6
 
 
 def options() -> tf.distribute.experimental.CommunicationOptions:
@@ -42,7 +42,8 @@ def gather_inputs(features, training, restores, num_replicas: int):
     """
     sizes = [tf.cast(training, tf.int64), restores]
     for one in features:
-        sizes += [tf.constant(_form(one), tf.int64), _size(one.ids),
+        sizes += [tf.constant(_form(one), tf.int64),
+                  tf.constant(one.kind, tf.int64), _size(one.ids),
                   _size(one.splits), _size(one.weights),
                   tf.cast(one.num_samples, tf.int64)]
     sizes = tf.ensure_shape(
@@ -61,13 +62,19 @@ def gather_inputs(features, training, restores, num_replicas: int):
         inputs = []
         for index, one in enumerate(features):
             first = 2 + _NUM_SIZES * index
-            form, num_ids, num_splits, num_weights, num_samples = tf.unstack(
-                sizes[replica, first:first + _NUM_SIZES])
-            check = tf.debugging.assert_equal(
-                form, tf.constant(_form(one), tf.int64),
-                f"Feature {index} must have the same form, dense, sparse or "
-                "ragged, in all processes.")
-            with tf.control_dependencies([] if check is None else [check]):
+            (form, kind, num_ids, num_splits, num_weights,
+             num_samples) = tf.unstack(sizes[replica, first:first + _NUM_SIZES])
+            checks = [
+                tf.debugging.assert_equal(
+                    form, tf.constant(_form(one), tf.int64),
+                    f"Feature {index} must have the same form, dense, sparse "
+                    "or ragged, in all processes."),
+                tf.debugging.assert_equal(
+                    kind, tf.constant(one.kind, tf.int64),
+                    f"Feature {index} must have integers in all processes, or "
+                    "strings in all.")]
+            with tf.control_dependencies(
+                    [check for check in checks if check is not None]):
                 ids = whole.take(num_ids)
             splits = whole.take(num_splits)
             if _form(one) == 2:
@@ -75,7 +82,8 @@ def gather_inputs(features, training, restores, num_replicas: int):
             elif _form(one) == 0:
                 splits = tf.zeros([0], tf.int64)
             inputs.append(feature_inputs.FeatureIds(
-                ids, splits, num_samples, weights.take(num_weights)))
+                ids, splits, num_samples, weights.take(num_weights),
+                kind=one.kind))
         found.append((tf.cast(sizes[replica, 0], tf.bool), inputs))
     return found, sizes[:, 1]
 

@@ -18,8 +18,14 @@ class OpenTables:
     """The open tables of one embedding, as arguments of ops."""
 
     def __init__(self, spec: config.EmbeddingSpec,
-                 variables: dict[str, dict[str, Any]]):
-        """Takes what `tables.create_tables` made of the spec."""
+                 variables: dict[str, dict[str, Any]], *, tells: bool = True):
+        """Takes what `tables.create_tables` made of the spec.
+
+        Args:
+          spec: Tables and features.
+          variables: By table name.
+          tells: Whether `on_evict` is told of keys that go.
+        """
         self._spec = spec
         found = [(number, table) for number, table in enumerate(spec.tables)
                  if table.vocabulary is not None]
@@ -62,7 +68,7 @@ class OpenTables:
                 [slot.name for slot in (
                     table.optimizer.slots if table.optimizer else ())])
             for number, table in found
-            if table.vocabulary.settings.on_evict is not None}
+            if tells and table.vocabulary.settings.on_evict is not None}
         self._attrs.update(
             telling=[self._numbers.index(number) for number in self._tellers],
             Tevicted=[dtype for number in self._tellers

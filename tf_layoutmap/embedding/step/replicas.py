@@ -40,6 +40,16 @@ class Replicas:
         self.is_on_servers = (
             not self._is_default and _strategies.on_servers(self.strategy))
 
+    @property
+    def is_first_process(self) -> bool:
+        """Whether this process has the first replica."""
+        resolver = self.strategy.cluster_resolver
+        if not self.has_processes or resolver is None:
+            return True
+        jobs = resolver.cluster_spec().jobs
+        return resolver.task_id in (0, None) and (
+            resolver.task_type == "chief" or "chief" not in jobs)
+
     def handled_by(self, replica: int) -> list[int]:
         """Returns the replicas whose steps a replica's calls carry out here.
 

@@ -21,7 +21,7 @@ from tf_layoutmap.layers.steps import (
     watched_tables,
 )
 from tf_layoutmap.partition import partitioners
-from tf_layoutmap.vocabulary import first_values
+from tf_layoutmap.vocabulary import evicted, first_values
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
 
@@ -59,6 +59,12 @@ class KeyTable:
           ValueError: If values of the initializer cannot be drawn by key.
           NotImplementedError: On a TPU, and of several processes.
         """
+        if isinstance(tf.distribute.get_strategy(),
+                      tf.distribute.MultiWorkerMirroredStrategy):
+            raise NotImplementedError(
+                "tlm.layers.ShardedEmbedding with an open vocabulary must not "
+                "be made under MultiWorkerMirroredStrategy; train a "
+                f"tlm.TPUEmbedding there. Received: layer {layer!r}.")
         self._settings = settings
         self.layer_name = layer
         self.table_names: list[str] = []
@@ -73,6 +79,10 @@ class KeyTable:
         own_seed = hashlib.sha256(f"{settings.seed}/{layer}".encode())
         own_settings = dataclasses.replace(settings, seed=int.from_bytes(
             own_seed.digest()[:8], "little", signed=True))
+        if settings.on_evict is not None:
+            own_settings = dataclasses.replace(
+                own_settings,
+                on_evict=evicted.under_name(settings.on_evict, layer))
         table = _tpu.TableConfig(
             settings.capacity, dim, initializer, combiner="sum", name=_TABLE)
         self.embedding = TPUEmbedding(
@@ -111,7 +121,8 @@ class KeyTable:
         found = self.embedding.vocabularies[_TABLE]
         found.name = self.layer_name
         found.settings = dataclasses.replace(
-            found.settings, seed=self._settings.seed)
+            found.settings, seed=self._settings.seed,
+            on_evict=self._settings.on_evict)
         return found
 
     # A lookup.

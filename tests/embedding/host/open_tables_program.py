@@ -1,0 +1,136 @@
+"""One process of a MultiWorkerMirroredStrategy whose tables take any ids.
+
+    python open_tables_program.py OUTPUT NUM_STEPS HOW
+
+Trains `embedding()` and writes its variables to OUTPUT.npz. HOW is "in order"
+or "by token", as a layer finds its steps; "mixed" enqueues a step of training
+in the first process and one without in the other, "evict" takes a key away,
+"layer" makes a layer with an open vocabulary, and the error is written to
+OUTPUT.txt.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+
+NUM_WORKERS = 2
+
+
+def embedding(on_evict=None):
+    """Integers that are counted, and strings in rows of 16 bits."""
+    first = tf.random_uniform_initializer(-1.0, 1.0)
+    items = tpu.TableConfig(
+        80, 3, first, tpu.Adagrad(0.1), "mean", name="items")
+    names = tpu.TableConfig(40, 2, first, tpu.SGD(0.5), "sum", name="names")
+    return tlm.TPUEmbedding({
+        "shown": tpu.FeatureConfig(items),
+        "history": tpu.FeatureConfig(items, max_sequence_length=2),
+        "name": tpu.FeatureConfig(names)}, None,
+        table_dtypes={"names": "bfloat16"}, rounding_seed=3, vocabularies={
+            "items": tlm.OpenVocabulary(
+                80, admission="count", min_count=2, evict="lfu",
+                half_life_steps=2),
+            "names": tlm.OpenVocabulary(
+                40, unknown="row", on_evict=on_evict)})
+
+
+def batch(step, replica):
+    """Inputs and gradients of one replica."""
+    rng = np.random.default_rng([step, replica])
+    num_samples = 6 + (step + replica) % 3
+
+    def ragged(most):
+        sizes = rng.integers(0, 5, num_samples)
+        keys = rng.integers(0, most, sizes.sum()) * 1009 - 5 + 100 * step
+        return tf.RaggedTensor.from_row_lengths(tf.constant(keys), sizes)
+
+    names = ragged(40)
+    features = {
+        "shown": ragged(60), "history": ragged(60),
+        "name": names.with_values(tf.strings.as_string(names.values))}
+    return features, {
+        name: tf.constant(rng.normal(size=shape), tf.float32)
+        for name, shape in {
+            "shown": [num_samples, 3], "history": [num_samples, 2, 3],
+            "name": [num_samples, 2]}.items()}
+
+
+def train_step(made, strategy, how="in order"):
+    """A compiled step; one trace for batches of any size."""
+    def in_order(features, gradients):
+        made.enqueue(features)
+        activations = made.dequeue()
+        made.apply_gradients(gradients)
+        # Finds keys, and changes none.
+        made.enqueue(features, training=False)
+        made.dequeue()
+        return activations
+
+    def by_token(features, gradients):
+        backend = made._state.backend
+        lookup, activations = backend.open(features, None)
+        backend.apply_followed(
+            backend.follow(lookup, tf.nest.flatten(gradients)))
+        return tf.nest.pack_sequence_as(features, activations)
+
+    replica_step = {"in order": in_order, "by token": by_token}[how]
+    return tf.function(lambda *args: strategy.run(replica_step, args),
+                       reduce_retracing=True)
+
+
+def contents(made):
+    """All variables of all tables, by name."""
+    return {f"{table}/{name}": tf.cast(
+        tf.convert_to_tensor(variable),
+        tf.float64 if variable.dtype.is_floating else tf.int64).numpy()
+        for table, by_name in made._variables.items()
+        for name, variable in by_name.items()}
+
+
+def fail(made, strategy, how, worker):
+    """Returns the error of what one process must not do alone."""
+    try:
+        if how == "evict":
+            made.vocabularies["items"].evict([1])
+        elif how == "layer":
+            with strategy.scope():
+                tlm.layers.ShardedEmbedding(
+                    tlm.OpenVocabulary(8), 2, optimizer="adagrad", name="one")
+        else:
+            features, _ = batch(0, worker)
+            tf.function(lambda: strategy.run(
+                lambda: made.enqueue(features, training=worker == 0)))()
+    except (NotImplementedError, tf.errors.InvalidArgumentError) as error:
+        return str(error)
+    return "nothing"
+
+
+def main(output, num_steps, how):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    evicted = []
+    with strategy.scope():
+        made = embedding(evicted.append)
+    if how in ("mixed", "evict", "layer"):
+        pathlib.Path(f"{output}.txt").write_text(
+            fail(made, strategy, how, worker))
+        return
+    step = train_step(made, strategy, how)
+    for number in range(int(num_steps)):
+        activations = step(*batch(number, worker))
+    np.savez(
+        output, told=np.concatenate([[0], *(one.keys for one in evicted)]),
+        **contents(made), **{f"activation/{name}": one.numpy()
+                             for name, one in activations.items()})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

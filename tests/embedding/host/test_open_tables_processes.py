@@ -1,0 +1,104 @@
+"""Tables with open vocabularies in two processes on this machine."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import processes, strategies
+from tests.embedding.host import open_tables_program as program
+
+NUM_STEPS = 8
+# Starting takes most of it.
+DEADLINE_SECONDS = 180
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs both workers to their end; returns where each has written."""
+    workers = []
+
+    def run(how):
+        outputs = [tmp_path / str(index) for index in range(2)]
+        workers.extend(processes.start_workers(
+            pathlib.Path(program.__file__),
+            [[str(output), str(NUM_STEPS), how] for output in outputs],
+            tmp_path))
+        for one in workers:
+            one.check(DEADLINE_SECONDS)
+        return outputs
+
+    yield run
+    for one in workers:
+        one.kill()
+
+
+def train_here(num_replicas, how="in order"):
+    """The same steps in this process: variables, activations, evicted keys."""
+    strategy = strategies.mirrored(num_replicas)
+    evicted = []
+    with strategy.scope():
+        made = program.embedding(evicted.append)
+    made.build()
+    step = program.train_step(made, strategy, how)
+    for number in range(NUM_STEPS):
+        batches = [program.batch(number, replica)
+                   for replica in range(program.NUM_WORKERS)]
+        if num_replicas == 1:
+            parts = [tf.nest.map_structure(
+                lambda *parts: tf.concat(parts, 0),
+                *[one[part] for one in batches]) for part in range(2)]
+        else:
+            parts = [tf.nest.map_structure(
+                lambda *parts:
+                strategy.experimental_distribute_values_from_function(
+                    lambda context: parts[context.replica_id_in_sync_group]),
+                *[one[part] for one in batches]) for part in range(2)]
+        activations = step(*parts)
+    return program.contents(made), [
+        {name: strategy.experimental_local_results(one)[replica].numpy()
+         for name, one in activations.items()}
+        for replica in range(num_replicas)], np.concatenate(
+            [[0], *(one.keys for one in evicted)])
+
+
+def check_same(found, expected):
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_tables_of_one_replica_to_the_bit(run):
+    found = [dict(np.load(f"{output}.npz")) for output in run("in order")]
+    expected, _, told = train_here(1)
+    in_two, activations, _ = train_here(2)
+    check_same(in_two, expected)
+    assert len(told) > 10
+    for replica, values in enumerate(found):
+        check_same(values, expected)
+        check_same(values, {f"activation/{name}": value for name, value in
+                            activations[replica].items()})
+    # The first process tells which keys go, and no other.
+    np.testing.assert_array_equal(found[0]["told"], told)
+    assert found[1]["told"].tolist() == [0]
+
+
+@pytest.mark.slow
+def test_lookups_of_layers_give_both_processes_the_same_tables(run):
+    found = [dict(np.load(f"{output}.npz")) for output in run("by token")]
+    expected, activations, _ = train_here(2, "by token")
+    for replica, values in enumerate(found):
+        check_same(values, expected)
+        check_same(values, {f"activation/{name}": value for name, value in
+                            activations[replica].items()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "words"), [
+    ("mixed", "Process 0 has true, process 1 false."),
+    ("evict", "`evict` of a vocabulary must not be called under"),
+    ("layer", "an open vocabulary must not be made under Multi")])
+def test_what_one_process_does_alone_is_refused(run, how, words):
+    for output in run(how):
+        assert words in pathlib.Path(f"{output}.txt").read_text()
