@@ -25,14 +25,19 @@ class DividedBackend(HostBackend):
         """Takes the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If updates are to wait for the next step, or a
-            process has several devices.
+          NotImplementedError: If updates are to wait for the next step, a
+            process has several devices, or a table takes ids as they come.
           ValueError: If there is a partitioner.
         """
         if is_pipelined:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
                 "with over_processes=\"divided\". Received: True.")
+        if spec.has_open_tables:
+            raise NotImplementedError(
+                "Argument `vocabularies` must be None with over_processes="
+                "\"divided\": keys are in whole tables only. Received: "
+                f"{[one.name for one in spec.tables if one.vocabulary]}.")
         if partitioner is not None:
             raise ValueError(
                 "Argument `partitioner` must be None with over_processes="
