@@ -23,7 +23,7 @@ from benchmarks import (
 )
 from benchmarks.cluster import report as cluster
 from benchmarks.vocabularies import peers
-from benchmarks.whole_models import dlrm
+from benchmarks.whole_models import dlrm, table_creation
 
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 15, "How often each contestant is timed.", lower_bound=1)
@@ -46,7 +46,8 @@ _BENCHMARKS = {"cluster": cluster.report,
                "open_vocabulary_peers": peers.report,
                "serving": serving.report,
                "sharded_embedding": sharded_embedding.report,
-               "sharded_variable": sharded_variable.report}
+               "sharded_variable": sharded_variable.report,
+               "table_creation": table_creation.report}
 
 
 def main(argv: list[str]) -> None:

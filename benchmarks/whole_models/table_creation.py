@@ -1,0 +1,91 @@
+"""Making a table of 8 M x 64 with one slot variable, and its checkpoint.
+
+Contestants:
+
+* `tf.Variable`: rows and slots as two variables, first values drawn eagerly,
+  in a `tf.train.Checkpoint`;
+* `tlm`: `tlm.TPUEmbedding` of the same table, built, in the same.
+
+Times are in seconds, each contestant in a process of its own: memory that one
+has given back would be there for the other. No ids are drawn.
+"""
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import rich.table
+
+ROWS, DIM = 8_000_000, 64
+CONTESTANTS = ("tf.Variable", "tlm")
+FIGURES = ("making", "writing", "reading")
+
+
+def _make(contestant: str) -> object:
+    import tensorflow as tf
+
+    import tf_layoutmap as tlm
+
+    rows = tf.random_uniform_initializer(seed=1)
+    if contestant == "tf.Variable":
+        return [tf.Variable(rows([ROWS, DIM])),
+                tf.Variable(tf.fill([ROWS, DIM], 0.1))]
+    tpu = tf.tpu.experimental.embedding
+    embedding = tlm.TPUEmbedding(
+        [tpu.FeatureConfig(tpu.TableConfig(ROWS, DIM, rows))],
+        tpu.Adagrad(0.1, initial_accumulator_value=0.1))
+    embedding.build(per_replica_batch_size=1)
+    return embedding
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _measure(contestant: str) -> dict[str, float]:
+    import tensorflow as tf
+
+    made = []
+    found = {"making": _seconds(lambda: made.append(_make(contestant)))}
+    checkpoint = tf.train.Checkpoint(made=made[0])
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(pathlib.Path(folder) / "checkpoint")
+        found["writing"] = _seconds(lambda: checkpoint.write(path))
+        found["reading"] = _seconds(
+            lambda: checkpoint.read(path).assert_consumed())
+    return found
+
+
+def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
+    """Measures, and puts medians and ratios side by side."""
+    del distribution
+    runs: dict[str, list[dict[str, float]]] = {one: [] for one in CONTESTANTS}
+    for _ in range(min(rounds, 3)):
+        for contestant in CONTESTANTS:
+            run = subprocess.run(
+                [sys.executable, "-m",
+                 "benchmarks.whole_models.table_creation", contestant],
+                stdout=subprocess.PIPE, text=True, check=True)
+            runs[contestant].append(json.loads(run.stdout.splitlines()[-1]))
+    median = {one: {figure: statistics.median(run[figure] for run in found)
+                    for figure in FIGURES} for one, found in runs.items()}
+    table = rich.table.Table(
+        title=f"A table of {ROWS:,} x {DIM} and a slot variable")
+    for column in ("", *CONTESTANTS, "ratio"):
+        table.add_column(column, justify="right")
+    for figure in FIGURES:
+        stock, ours = (median[one][figure] for one in CONTESTANTS)
+        table.add_row(figure, f"{stock:.1f} s", f"{ours:.1f} s",
+                      f"{ours / stock:.2f}")
+    return table, median
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1])))
