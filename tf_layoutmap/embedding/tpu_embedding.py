@@ -6,6 +6,7 @@ Whatever differs between the three is in their backends.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.serving import stand_ins
 from tf_layoutmap.vocabulary import first_values, open_vocabulary
+
+_WIRE_DTYPES = ("float32", "bfloat16")
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert
@@ -85,6 +88,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         table_dtypes: Any = None, rounding_seed: int = 0,
         vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary] | None = (
             None),
+        wire_dtype: str = "float32",
         sparse_core_embedding_config: Any = None,
     ):
         """Reads the configuration; variables are created by `build`.
@@ -129,6 +133,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             a time: uniform, normal, truncated normal or constant. Of a TPU,
             and under MultiWorkerMirroredStrategy and ParameterServerStrategy,
             None.
+          wire_dtype: How rows and gradients go from process to process under
+            `ParameterServerStrategy`: `"float32"`, as they are, or
+            `"bfloat16"`, half the bytes: a row that is looked up, and the sum
+            of its gradients, become the nearest bfloat16, off by up to 2^-8
+            of each value. Tables and slot variables stay what they are.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
 
@@ -154,6 +163,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             raise ValueError(
                 "Argument `out_of_range` must be one of "
                 f"{config.OUT_OF_RANGE}. Received: {out_of_range!r}.")
+        if wire_dtype not in _WIRE_DTYPES:
+            raise ValueError(
+                f"Argument `wire_dtype` must be one of {_WIRE_DTYPES}. "
+                f"Received: {wire_dtype!r}.")
         if partitioner is not None and not callable(partitioner):
             raise TypeError(
                 "Argument `partitioner` must be a callable of `shape` and "
@@ -161,6 +174,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         strategy_replicas = replicas.Replicas()
         on_tpu = engine_choice.is_tpu(strategy_replicas.strategy)
         engine = engine_choice.choose(engine, strategy_replicas.strategy)
+        if wire_dtype != "float32" and engine != "servers":
+            raise ValueError(
+                'Argument `wire_dtype` must be "float32" but under '
+                "ParameterServerStrategy: without servers no rows travel. "
+                f"Received: {wire_dtype!r}.")
         named_features = structure.flatten_with_paths(feature_config)
         spec, table_configs = config.read_feature_config(
             named_features, optimizer, takes_slot_fn=on_tpu)
@@ -182,8 +200,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                     optimizer),
                 strategy_replicas, pipeline_execution_with_tensor_core)
         else:
-            kind = (servers_backend.ServersBackend if engine == "servers" else
-                    host_backend.HostBackend)
+            kind = (functools.partial(servers_backend.ServersBackend,
+                                      wire_dtype=wire_dtype)
+                    if engine == "servers" else host_backend.HostBackend)
             backend = kind(
                 feature_config, spec, strategy_replicas,
                 partitioner=partitioner, out_of_range=out_of_range,
