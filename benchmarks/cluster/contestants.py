@@ -46,7 +46,7 @@ class Empty:
 class Ours:
     """`tlm.TPUEmbedding`."""
 
-    def __init__(self, workload: workloads.Workload):
+    def __init__(self, workload: workloads.Workload, **options: Any):
         """Creates the tables, in the strategy in scope."""
         tpu = tf.tpu.experimental.embedding
         self._embedding = tlm.TPUEmbedding(
@@ -54,7 +54,7 @@ class Ours:
                 num_rows, workload.dim, initializer=_INITIAL_ROWS,
                 combiner="sum", name=f"table_{number}"))
              for number, num_rows in enumerate(workload.num_rows)],
-            tpu.Adagrad(LEARNING_RATE, _INITIAL))
+            tpu.Adagrad(LEARNING_RATE, _INITIAL), **options)
         self._embedding.build()
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
@@ -122,6 +122,7 @@ class KerasEmbedding:
 CONTESTANTS = {
     "empty": Empty,
     "ours": Ours,
+    "bfloat16": lambda one: Ours(one, wire_dtype="bfloat16"),
     "stock": Stock,
     "keras": KerasEmbedding,
 }

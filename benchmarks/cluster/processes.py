@@ -20,6 +20,11 @@ _ENVIRONMENT = {"PYTHONPATH": str(_ROOT), "CUDA_VISIBLE_DEVICES": "",
 class _Silent(processes.Group):
     """Keeps to itself what its processes print."""
 
+    def pids(self, job: str) -> list[int]:
+        """Returns the processes of a job."""
+        return [one.pid for name, one in self._processes.items()
+                if name.startswith(job + ":")]
+
     def say(self, text: str, name: str = "local_cluster") -> None:
         del text, name
 
@@ -43,6 +48,7 @@ class Cluster:
         self._sizes = {"ps": num_servers, "worker": num_workers}
         self._counts = counts
         self._proxies: list[proxy.Proxy] = []
+        self._group: _Silent | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Cluster":
@@ -64,6 +70,14 @@ class Cluster:
         """Takes steps of a contestant; returns their milliseconds."""
         return self._coordinator.ask("steps", name, count)
 
+    def processor_milliseconds(self) -> dict[str, float]:
+        """Returns what each job has taken so far, all its processes."""
+        pids = {"coordinator": [self._coordinator.pid]}
+        if self._group:
+            pids |= {job: self._group.pids(job) for job in self._sizes}
+        return {job: sum(map(_processor_milliseconds, of_job))
+                for job, of_job in pids.items()}
+
     def traffic(self) -> proxy.Traffic:
         """Returns what has gone to and from servers and workers so far."""
         return sum((one.traffic() for one in self._proxies), proxy.Traffic())
@@ -76,7 +90,7 @@ class Cluster:
             sys.executable, "benchmarks.cluster.coordinator", environment)
 
     def _start_servers(self, stack: contextlib.ExitStack) -> str:
-        group = stack.enter_context(_Silent())
+        group = self._group = stack.enter_context(_Silent())
         ports = iter(processes.free_ports(sum(self._sizes.values()) + 1))
         jobs = {job: [f"127.0.0.1:{next(ports)}" for _ in range(size)]
                 for job, size in {**self._sizes, "chief": 1}.items()}
@@ -102,3 +116,10 @@ class Cluster:
 def _tf_config(jobs: dict[str, list[str]], job: str, index: int) -> str:
     return json.dumps(
         {"cluster": jobs, "task": {"type": job, "index": index}})
+
+
+def _processor_milliseconds(pid: int) -> float:
+    # After the name of the program, which may have spaces in it.
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    ticks = sum(map(int, fields.split()[11:13]))  # of user and system
+    return 1e3 * ticks / os.sysconf("SC_CLK_TCK")

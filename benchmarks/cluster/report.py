@@ -3,7 +3,8 @@
 26 tables x 16 with one id each and 4,096 samples, Adagrad: in one process, and
 with 1 worker and 1 server, 1 and 2, 2 and 2, each process on this machine.
 
-* `ours`: `tlm.TPUEmbedding`;
+* `ours`: `tlm.TPUEmbedding`; `bfloat16`: with rows and gradients in 16 bits on
+  the wire;
 * `stock`: `tf.nn.embedding_lookup_sparse` under the same strategy and
   partitioner, and `ResourceSparseApplyAdagradV2` of each shard, where it is;
 * `keras`: `keras.layers.Embedding` of a table of 1 M rows, and that update.
@@ -30,25 +31,48 @@ NUM_STEPS = 10  # Of a contestant in each round.
 # Until what belongs to a step has gone through a proxy.
 _QUIET_SECONDS = 0.3
 
-_TABLES = ("ours", "stock")
+_TABLES = ("ours", "bfloat16", "stock")
 _COUNTED = {(1, 2): {"26 tables": ("empty", *_TABLES),
                      "8 tables": ("ours", "stock"),
                      "64 tables": ("ours", "stock")},
-            (1, 1): {"1 M rows": ("ours", "stock", "keras")}}
+            (1, 1): {"1 M rows": (*_TABLES, "keras")}}
+# Where processor time is counted, and of how many steps.
+_BUSY_SHAPE, _BUSY_STEPS = "1 + 2", 50
 
 
-def measure_speed(distribution: str, rounds: int) -> dict[str, np.ndarray]:
-    """Milliseconds of `NUM_STEPS` steps, as `"1 + 2.ours"`."""
-    timed = {}
+def measure_speed(
+    distribution: str, rounds: int,
+) -> tuple[dict[str, np.ndarray], dict[str, dict[str, float]]]:
+    """Milliseconds of `NUM_STEPS` steps, as `"1 + 2.ours"`, and of processors.
+
+    The second: of a step in `_BUSY_SHAPE`, by contestant and job, of all its
+    processes.
+    """
+    timed, busy = {}, {}
     with contextlib.ExitStack() as stack:
-        for shape, sizes in SHAPES.items():
-            cluster = stack.enter_context(processes.Cluster(*sizes))
-            cluster.open("26 tables", distribution, _TABLES)
-            for name in _TABLES:
+        clusters = {shape: stack.enter_context(processes.Cluster(*sizes))
+                    for shape, sizes in SHAPES.items()}
+        for shape, cluster in clusters.items():
+            names = contestants_of(shape)
+            cluster.open("26 tables", distribution, names)
+            for name in names:
                 timed[f"{shape}.{name}"] = (
                     lambda _, cluster=cluster, name=name:
                     timing.Milliseconds(cluster.steps(name, NUM_STEPS)))
-        return timing.interleave(timed, rounds)
+        times = timing.interleave(timed, rounds)
+        cluster = clusters[_BUSY_SHAPE]
+        for name in contestants_of(_BUSY_SHAPE):
+            before = cluster.processor_milliseconds()
+            cluster.steps(name, _BUSY_STEPS)
+            after = cluster.processor_milliseconds()
+            busy[name] = {job: (after[job] - before[job]) / _BUSY_STEPS
+                          for job in after}
+        return times, busy
+
+
+def contestants_of(shape: str) -> tuple[str, ...]:
+    """Who is timed there: nothing travels in one process."""
+    return ("ours", "stock") if shape == "1 process" else ("empty", *_TABLES)
 
 
 def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
@@ -78,8 +102,8 @@ def _count(cluster: processes.Cluster, name: str) -> proxy.Traffic:
 def report(
     distribution: str, rounds: int,
 ) -> tuple[rich.console.Group, dict]:
-    """Measures; puts speeds in one table, bytes and calls in another."""
-    times = measure_speed(distribution, rounds)
+    """Measures; puts speeds, processor times, and bytes and calls in tables."""
+    times, busy = measure_speed(distribution, rounds)
     traffic = measure_traffic(distribution)
     examples = contestants.WORKLOADS["26 tables"].num_samples * NUM_STEPS
     figures = {}
@@ -88,8 +112,14 @@ def report(
             1e3 * examples / values, [0.25, 0.5, 0.75])
         figures[name] = {"median": middle, "quartiles": [low, high]}
     return (rich.console.Group(_speed_table(distribution, times, figures),
+                               _busy_table(distribution, busy),
                                _traffic_table(distribution, traffic)),
-            {"examples_per_second": figures, "per_step": traffic})
+            {"examples_per_second": figures, "processor_ms_per_step": busy,
+             "per_step": traffic,
+             "empty_steps_per_second": {
+                 shape: 1e3 * NUM_STEPS / float(np.median(
+                     times[f"{shape}.empty"]))
+                 for shape in SHAPES if f"{shape}.empty" in times}})
 
 
 def _speed_table(distribution: str, times: dict[str, np.ndarray],
@@ -97,21 +127,40 @@ def _speed_table(distribution: str, times: dict[str, np.ndarray],
     table = rich.table.Table(
         title=f"26 tables, {distribution} ids: thousands of examples a second, "
               "quartiles in brackets")
-    for column in ("workers + servers", *_TABLES, "ours / stock"):
+    for column in ("workers + servers", *_TABLES, "ours / stock",
+                   "bfloat16 / stock"):
         table.add_column(column, justify="right")
 
-    def cell(key: str) -> str:
-        low, high = (one / 1e3 for one in figures[key]["quartiles"])
-        return f"{figures[key]['median'] / 1e3:.0f} [{low:.0f}, {high:.0f}]"
+    def cell(shape: str, name: str) -> str:
+        found = figures.get(f"{shape}.{name}")
+        if not found:
+            return ""
+        low, high = (one / 1e3 for one in found["quartiles"])
+        return f"{found['median'] / 1e3:.0f} [{low:.0f}, {high:.0f}]"
 
     def ratio(shape: str, name: str) -> str:
+        if f"{shape}.{name}" not in times:
+            return ""
         # Of each round, so that what disturbed both is not in it.
         ratios = times[f"{shape}.stock"] / times[f"{shape}.{name}"]
         return f"{np.median(ratios):.2f}"
 
     for shape in SHAPES:
-        table.add_row(shape, *(cell(f"{shape}.{one}") for one in _TABLES),
-                      ratio(shape, "ours"))
+        table.add_row(shape, *(cell(shape, one) for one in _TABLES),
+                      ratio(shape, "ours"), ratio(shape, "bfloat16"))
+    return table
+
+
+def _busy_table(distribution: str,
+                busy: dict[str, dict[str, float]]) -> rich.table.Table:
+    table = rich.table.Table(
+        title=f"{_BUSY_SHAPE}, 26 tables, {distribution} ids: milliseconds of "
+              "processors in a step")
+    jobs = list(next(iter(busy.values())))
+    for column in ("", *jobs):
+        table.add_column(column, justify="right" if column else "left")
+    for name, by_job in busy.items():
+        table.add_row(name, *(f"{by_job[job]:.1f}" for job in jobs))
     return table
 
 

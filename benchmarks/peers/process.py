@@ -32,6 +32,11 @@ class Peer:
             env={**os.environ, "PYTHONPATH": str(_ROOT),
                  **(environment or {})})
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def open(self, workload: workloads.Workload,
              seeds: list[int]) -> dict[str, str]:
         """Makes the tables of a workload; returns the peer's versions."""

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -28,24 +29,8 @@ absl::Status ActivationShapes(InferenceContext* c) {
 REGISTER_OP("LayoutMap>CreateHostEngine")
     .Output("engine: resource")
     .Attr("num_replicas: int >= 1")
-    .Attr("max_pending_steps: int >= 1 = 4")
-    .Attr("table_names: list(string)")
-    .Attr("table_num_rows: list(int)")
-    .Attr("table_dims: list(int)")
-    .Attr("table_num_shards: list(int)")
-    .Attr("table_placements: list(string)")
-    .Attr("table_offsets: list(int)")
-    .Attr("table_optimizers: list(string)")
-    .Attr("feature_names: list(string)")
-    .Attr("feature_tables: list(int)")
-    .Attr("feature_combiners: list(string)")
-    .Attr("feature_max_sequence_lengths: list(int)")
-    .Attr("table_num_buckets: list(int) = []")
-    .Attr("table_limits: list(float) = []")
-    .Attr("table_dtypes: list({float, bfloat16, half}) = []")
-    .Attr("rounding_seed: int = 0")
+    .Attr("max_pending_steps: int >= 1 = 4") LM_ENGINE_CONFIG_ATTRS
     .Attr("table_first_rows: list(int) = []")
-    .Attr("out_of_range: {'error', 'drop', 'clip'} = 'error'")
     .Attr("pipelined: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -28,29 +29,14 @@ REGISTER_OP("LayoutMap>PlanStep")
     .Input("num_samples: int64")
     .Input("weights: num_inputs * float")
     .Output("plan: variant")
-    .Output("requests: num_servers * uint32")
+    .Output("requests: num_servers * uint8")
     .Attr("num_inputs: int >= 1")
     .Attr("Tids: {int32, int64}")
     .Attr("packed: bool = false")
     .Attr("mark: int = 0")
     .Attr("num_servers: int >= 1")
     .Attr("shard_servers: list(int)")
-    .Attr("table_names: list(string)")
-    .Attr("table_num_rows: list(int)")
-    .Attr("table_dims: list(int)")
-    .Attr("table_num_shards: list(int)")
-    .Attr("table_placements: list(string)")
-    .Attr("table_offsets: list(int)")
-    .Attr("table_optimizers: list(string)")
-    .Attr("feature_names: list(string)")
-    .Attr("feature_tables: list(int)")
-    .Attr("feature_combiners: list(string)")
-    .Attr("feature_max_sequence_lengths: list(int)")
-    .Attr("table_num_buckets: list(int) = []")
-    .Attr("table_limits: list(float) = []")
-    .Attr("table_dtypes: list({float, bfloat16, half}) = []")
-    .Attr("rounding_seed: int = 0")
-    .Attr("out_of_range: {'error', 'drop', 'clip'} = 'error'")
+    .Attr("wire_dtype: {float, bfloat16} = DT_FLOAT") LM_ENGINE_CONFIG_ATTRS
     .SetIsStateful()  // Neither folded nor left out: it refuses bad ids.
     .SetShapeFn([](InferenceContext* c) {
       int32_t num_servers;
@@ -63,8 +49,13 @@ Checks a batch and finds which rows of which server it needs.
 
 ids, splits, num_samples, weights: As of `EnqueueStep`.
 plan: What the other ops of the step take, on the same device.
-requests: By server, the number of rows of each shard there, by table and then
-  by shard, and the rows, numbered in their shard and ascending.
+requests: By server, of which type values are (4 bytes: 0 float32, 1 bfloat16)
+  and the number of rows of each shard there (4 bytes each), by table and then
+  by shard; then the rows, numbered in their shard and ascending, each as the
+  difference to the one before it in its shard, 7 bits in a byte, the lowest
+  first, the upper bit set where another byte follows.
+wire_dtype: How rows and gradients go from process to process. As bfloat16 each
+  value becomes the nearest one; a finite value stays finite.
 shard_servers: Of all shards of the first table, then those of the second, and
   so on, the server that each is on.
 )doc");
@@ -72,8 +63,8 @@ shard_servers: Of all shards of the first table, then those of the second, and
 REGISTER_OP("LayoutMap>FetchRows")
     .Input("shards: num_shards * resource")
     .Input("applied: resource")
-    .Input("request: uint32")
-    .Output("fetched: float")
+    .Input("request: uint8")
+    .Output("fetched: uint8")
     .Attr("num_shards: int >= 1")
     .Attr("tables: list(string)")
     .Attr("dims: list(int)")
@@ -88,8 +79,8 @@ Reads rows of all shards on a server.
 shards: All shards on this server, by table, then by shard.
 applied: The int64 variable [2054] of `ApplyRows`.
 request: As of `PlanStep`.
-fetched: The number of updates so far, as the bits of two floats, and the rows
-  of all shards after each other, as floats.
+fetched: The number of updates so far (8 bytes), and the rows of all shards after
+  each other, as the request has them.
 tables: Of each shard, the name of its table, for messages.
 dims: Of each shard, the columns of its table.
 dtypes: Of each shard, how its rows are stored.
@@ -97,7 +88,7 @@ dtypes: Of each shard, how its rows are stored.
 
 REGISTER_OP("LayoutMap>CombineRows")
     .Input("plan: variant")
-    .Input("fetched: num_servers * float")
+    .Input("fetched: num_servers * uint8")
     .Output("activations: num_features * float")
     .Attr("num_servers: int >= 1")
     .Attr("num_features: int >= 1")
@@ -119,20 +110,18 @@ activations: As of `DequeueStep`.
 
 REGISTER_OP("LayoutMap>FoldGradients")
     .Input("plan: variant")
-    .Input("fetched: num_servers * float")
+    .Input("fetched: num_servers * uint8")
     .Input("gradients: num_features * float")
     .Input("hyperparameters: num_tables * float")
     .Input("token: int64")
-    .Output("requests: num_servers * uint32")
-    .Output("values: num_servers * float")
+    .Output("requests: num_servers * uint8")
     .Attr("num_servers: int >= 1")
     .Attr("num_features: int >= 1")
     .Attr("num_tables: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
       int32_t num_servers;
       TF_RETURN_IF_ERROR(c->GetAttr("num_servers", &num_servers));
-      TF_RETURN_IF_ERROR(SetVectors(c, "requests", num_servers));
-      return SetVectors(c, "values", num_servers);
+      return SetVectors(c, "requests", num_servers);
     })
     .Doc(R"doc(
 Sums the gradients of each unique row of a batch.
@@ -143,11 +132,10 @@ gradients: Shaped like the activations.
 hyperparameters: By table, as its optimizer orders them.
 token: [3]: epoch, number and attempt of the closure; number -1 for none.
 requests: By server: epoch, number, attempt and the number of updates when the
-  rows were fetched, as two words each, the lower first; then the number of rows
-  of each shard, and the rows. A row comes once, or where a rule takes one step
-  per contribution, once for each.
-values: By server: the hyperparameters of its shards, and a gradient for each
-  row.
+  rows were fetched (8 bytes each); the type of values, the number of rows of
+  each shard, and the hyperparameters of its shards, float32 (4 bytes each); a
+  gradient for each row; the rows, as of `PlanStep`. A row comes once, or where
+  a rule takes one step per contribution, once for each.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyRows")
@@ -155,8 +143,7 @@ REGISTER_OP("LayoutMap>ApplyRows")
     .Input("slots: num_slot_shards * resource")
     .Input("rounding_steps: num_half_shards * resource")
     .Input("applied: resource")
-    .Input("request: uint32")
-    .Input("values: float")
+    .Input("request: uint8")
     .Output("is_new: bool")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
@@ -182,7 +169,7 @@ applied: Which closures were applied, an int64 variable [2054] that starts as
   zeros: epoch, the number below which all were applied, updates so far, sum and
   maximum of the updates between a fetch and its apply, closures that came
   again; then number + 1 and attempt of each of 1,024 closures.
-request, values: Of `FoldGradients`.
+request: Of `FoldGradients`.
 is_new: False if the closure had been applied, and nothing has changed.
 table_numbers: Of each shard, the place of its table among all tables.
 first_rows: Of each shard, its first row in its table.

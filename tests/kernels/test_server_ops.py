@@ -76,8 +76,9 @@ def inputs(batch, id_type=np.int64) -> dict:
 class Cluster:
     """Servers that are all here: the ops, and the reference beside them."""
 
-    def __init__(self, shard_servers, num_servers=2):
-        self.plan_attrs = plan_attrs(shard_servers, num_servers)
+    def __init__(self, shard_servers, num_servers=2, wire="float32"):
+        self.plan_attrs = plan_attrs(
+            shard_servers, num_servers, wire_dtype=tf.as_dtype(wire))
         self.refs, self.variables = [], []
         self.tables = [[] for _ in range(num_servers)]
         shards = [[] for _ in range(num_servers)]
@@ -115,13 +116,13 @@ class Cluster:
             "applied": own["applied"].handle, "request": request,
             **self.describe(server), **changes})
 
-    def apply(self, server, request, values, **changes):
+    def apply(self, server, request, **changes):
         own, tables = self.variables[server], self.tables[server]
         return _ops.apply_rows(**{
             "shards": cases.handles(own["shards"]),
             "slots": cases.handles(own["slots"]), "rounding_steps": [],
             "applied": own["applied"].handle,
-            "request": request, "values": values, "table_numbers": tables,
+            "request": request, "table_numbers": tables,
             "first_rows": [one.first_row for one in self.refs[server].shards],
             "optimizers": [OPTIMIZERS[t] for t in tables],
             "num_hyperparameters": [1 for _ in tables],
@@ -145,41 +146,53 @@ def combine(plan, fetched, **changes):
             one.max_sequence_length for one in FEATURES], **changes})
 
 
+def needed(batch, shards):
+    return [servers.rows_of_shard(FEATURES, batch, one) for one in shards]
+
+
 # Of five shards, some of them empty or on a server of their own.
 cuts = st.lists(st.integers(0, 1), min_size=5, max_size=5).filter(
     lambda servers: set(servers) == {0, 1})
+wires = st.sampled_from(sorted(servers.WIRES))
 tokens = st.tuples(st.integers(1, 2), st.integers(-1, 4), st.integers(0, 3))
 
 
-@given(cut=cuts, batch=batches(), id_type=st.sampled_from(cases.ID_TYPES))
-def test_each_server_is_asked_for_its_unique_rows(cut, batch, id_type):
-    cluster = Cluster(cut)
+@given(cut=cuts, batch=batches(), id_type=st.sampled_from(cases.ID_TYPES),
+       wire=wires)
+def test_each_server_is_asked_for_its_unique_rows(cut, batch, id_type, wire):
+    cluster = Cluster(cut, wire=wire)
     _, requests = cluster.plan(batch, id_type)
     for ref, request in zip(cluster.refs, requests, strict=True):
-        cases.same_bits(request, servers.words(FEATURES, batch, ref.shards))
+        cases.same_bits(request, servers.fetch(
+            needed(batch, ref.shards), wire))
 
 
-@given(cut=cuts, batch=batches(), num_updates=st.integers(0, 2**62))
-def test_a_server_answers_with_rows_and_its_updates(cut, batch, num_updates):
-    cluster = Cluster(cut)
+@given(cut=cuts, batch=batches(), num_updates=st.integers(0, 2**62),
+       wire=wires)
+def test_a_server_answers_with_rows_and_its_updates(
+        cut, batch, num_updates, wire):
+    cluster = Cluster(cut, wire=wire)
     for server, request in enumerate(cluster.plan(batch).requests):
         own = cluster.variables[server]["applied"]
         own.assign(tf.tensor_scatter_nd_update(own, [[2]], [num_updates]))
+        shards = cluster.refs[server].shards
         cases.same_bits(
             cluster.fetch(server, request),
-            servers.fetched(num_updates, request.numpy(),
-                            cluster.refs[server].shards))
+            servers.fetched(num_updates, needed(batch, shards), shards, wire))
 
 
-@given(cut=cuts, batch=batches())
-def test_rows_are_combined_as_by_the_host_engine(cut, batch):
-    cluster = Cluster(cut)
+@given(cut=cuts, batch=batches(), wire=wires)
+def test_rows_are_combined_as_by_the_host_engine(cut, batch, wire):
+    cluster = Cluster(cut, wire=wire)
     plan, requests = cluster.plan(batch)
     activations = combine(plan, [
         cluster.fetch(*one) for one in enumerate(requests)])
+    rows = [cases.floats(offsets[-1], DIMS[t], seed=t)
+            for t, offsets in enumerate(OFFSETS)]
+    # Of rows that were rounded once: nothing else differs, to the bit.
     tables = [host_engine.Table(
-        cases.floats(offsets[-1], DIMS[t], seed=t), OPTIMIZERS[t], [])
-        for t, offsets in enumerate(OFFSETS)]
+        servers.off_wire(servers.on_wire(one, wire), wire).reshape(one.shape),
+        OPTIMIZERS[t], []) for t, one in enumerate(rows)]
     engine = host_engine.HostEngine(
         tables, FEATURES, num_replicas=1, max_pending_steps=1)
     engine.enqueue(0, True, batch)
@@ -187,30 +200,29 @@ def test_rows_are_combined_as_by_the_host_engine(cut, batch):
         cases.same_bits(found, expected)
 
 
-@given(cut=cuts, batch=batches(), seed=st.integers(0, 9), token=tokens)
-def test_gradients_are_summed_row_by_row(cut, batch, seed, token):
-    cluster = Cluster(cut)
+@given(cut=cuts, batch=batches(), seed=st.integers(0, 9), token=tokens,
+       wire=wires)
+def test_gradients_are_summed_row_by_row(cut, batch, seed, token, wire):
+    cluster = Cluster(cut, wire=wire)
     plan, requests = cluster.plan(batch)
     fetched = [cluster.fetch(*one) for one in enumerate(requests)]
     gradients = [cases.floats(*one.shape, seed=seed)
                  for one in combine(plan, fetched)]
-    messages, values = _ops.fold_gradients(
+    messages = _ops.fold_gradients(
         plan=plan, fetched=fetched, gradients=gradients,
         hyperparameters=HYPERPARAMETERS, token=np.array(token, np.int64))
     flat = [one.reshape(-1, one.shape[-1]) for one in gradients]
-    for ref, message, own in zip(cluster.refs, messages, values, strict=True):
-        cases.same_bits(message, np.concatenate([
-            servers.header(token, 0),
-            servers.words(FEATURES, batch, ref.shards)]))
-        cases.same_bits(own, np.concatenate([
-            *(HYPERPARAMETERS[one.table] for one in ref.shards),
-            *(servers.sums(FEATURES, batch, flat, one)
-              for one in ref.shards)]))
+    for ref, message in zip(cluster.refs, messages, strict=True):
+        cases.same_bits(message, servers.apply_message(
+            token, 0, needed(batch, ref.shards),
+            [HYPERPARAMETERS[one.table] for one in ref.shards],
+            [servers.sums(FEATURES, batch, flat, one) for one in ref.shards],
+            wire))
 
 
-@given(cut=cuts, data=st.data())
-def test_each_closure_is_applied_once(cut, data):
-    cluster = Cluster(cut)
+@given(cut=cuts, data=st.data(), wire=wires)
+def test_each_closure_is_applied_once(cut, data, wire):
+    cluster = Cluster(cut, wire=wire)
     server = data.draw(st.integers(0, 1))
     ref = cluster.refs[server]
     for step in range(data.draw(st.integers(1, 6))):
@@ -222,17 +234,54 @@ def test_each_closure_is_applied_once(cut, data):
             gradients.append(cases.floats(
                 len(rows[-1]), shard.rows.shape[1], seed=step))
         rates = [HYPERPARAMETERS[one.table] for one in ref.shards]
-        message = np.concatenate([
-            servers.header(token, 0), np.array(
-                [*map(len, rows), *sum(rows, [])], np.uint32)])
-        values = np.concatenate([*rates, *(one.ravel() for one in gradients)])
-        expected = ref.apply(token, rows, gradients, rates)
+        message = servers.apply_message(token, 0, rows, rates, gradients, wire)
+        expected = ref.apply(token, rows, [
+            servers.off_wire(servers.on_wire(one, wire), wire)
+            .reshape(one.shape) for one in gradients], rates)
         try:
-            found = bool(cluster.apply(server, message, values))
+            found = bool(cluster.apply(server, message))
         except FailedPrecondition:
             found = None
         assert found is expected, token
         cluster.check()
+
+
+VALUES = [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20,
+          1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan]
+
+
+@given(st.lists(st.one_of(st.sampled_from(VALUES), st.floats(width=32)),
+                min_size=3, max_size=3))
+def test_bfloat16_on_the_wire_is_the_nearest_one(values):
+    cluster = Cluster([0, 1, 0, 1, 0])
+    cluster.variables[0]["shards"][0][1].assign(values)
+    request = servers.fetch([[1], [], []], "bfloat16")
+    found = cluster.fetch(0, request).numpy()[8:].view(np.uint16)
+    cases.same_bits(found, servers.on_wire(values, "bfloat16"))
+    back, exact = servers.off_wire(found, "bfloat16"), np.float32(values)
+    normal = np.isfinite(exact) & (abs(exact) >= 2**-126) & (
+        abs(exact) < 3.38e38)
+    back, exact = back[normal], exact[normal]
+    assert (abs(back - exact) <= 2**-8 * abs(exact)).all()
+
+
+def test_rows_of_16_bits_go_as_they_are_or_as_the_nearest_bfloat16():
+    for dtype in (tf.bfloat16, tf.float16):
+        table = tf.Variable(tf.cast([[1 + 2**-7, 3 + 2**-9]], dtype))
+        found = _ops.fetch_rows(
+            shards=[table.handle], applied=tf.Variable(
+                tf.zeros([APPLIED_SIZE], tf.int64)).handle,
+            request=servers.fetch([[0]], "bfloat16"), tables=["ads"],
+            dims=[2], dtypes=[dtype]).numpy()[8:].view(np.uint16)
+        cases.same_bits(found, servers.on_wire(
+            tf.cast(table, tf.float32).numpy(), "bfloat16"))
+
+
+def test_a_message_that_is_part_of_a_tensor_is_read_as_any():
+    cluster = Cluster([0, 1, 0, 1, 0])
+    request = servers.fetch([[1, 2], [], [0]])
+    part = tf.concat([tf.zeros([3], tf.uint8), request], 0)[3:]
+    cases.same_bits(cluster.fetch(0, part), cluster.fetch(0, request))
 
 
 @pytest.mark.parametrize("ids, words", [
@@ -256,47 +305,56 @@ def test_a_plan_of_other_tables_is_refused(changes, words):
         _ops.plan_step(**inputs([[] for _ in FEATURES]), **attrs)
 
 
-@pytest.mark.parametrize("request_words, words", [
-    ([], "too few"), ([9, 0, 0], "too few"), ([1, 0, 0, 4], "below 4"),
-    ([0, 0, 0, 1], "must have 3 words"),
-    ([2**32 - 1, 2**32 - 1, 2**32 - 1], "too few")])
-def test_a_request_that_does_not_fit_is_refused(request_words, words):
+def fetch_bytes(counts, rows, wire=0):
+    return np.concatenate([
+        np.array([wire, *counts], np.uint32).view(np.uint8),
+        np.array(rows, np.uint8)])
+
+
+@pytest.mark.parametrize("request_bytes, words", [
+    (np.zeros(0, np.uint8), "too few"),
+    (fetch_bytes([9, 0, 0], []), "9 rows for shard 0"),
+    (fetch_bytes([1, 0, 0], [4]), "below 4"),
+    (fetch_bytes([2, 0, 0], [3, 1]), "below 4"),
+    (fetch_bytes([0, 0, 0], [1]), "1 bytes more"),
+    (fetch_bytes([0, 0, 0], [], 2), "Received: type 2"),
+    (fetch_bytes([1, 0, 0], [128]), "too few"),
+    (fetch_bytes([2**32 - 1] * 3, []), "too few")])
+def test_a_request_that_does_not_fit_is_refused(request_bytes, words):
     cluster = Cluster([0, 1, 0, 1, 0])
-    request = np.array(request_words, np.uint32)
     with pytest.raises(InvalidArgument, match=words):
-        cluster.fetch(0, request)
-    with pytest.raises(InvalidArgument, match=words):
-        cluster.apply(0, np.concatenate([servers.header((1, 0, 0), 0),
-                                         request]), np.zeros(3, np.float32))
+        cluster.fetch(0, request_bytes)
     cluster.check()
 
 
+def update_bytes(counts=(0, 0, 0), values=(0.0, 0.0, 0.0), rows=(), wire=0):
+    return np.concatenate([
+        np.array([1, 0, 0, 0], np.int64).view(np.uint8),
+        np.array([wire, *counts], np.uint32).view(np.uint8),
+        np.array(values, np.float32).view(np.uint8),
+        np.array(rows, np.uint8)])
+
+
 @pytest.mark.parametrize("changes, words", [
-    ({"values": np.zeros(2, np.float32)}, "values. Received: 2"),
-    ({"values": np.array([-1, 0, 0], np.float32)}, "learning rate"),
-    ({"values": np.zeros([3, 1], np.float32)}, "`values` must have rank 1"),
-    ({"request": np.zeros(7, np.uint32)}, "begin with 8 words"),
+    ({"request": update_bytes(values=[0, 0])}, "12 bytes.*Received: 8"),
+    ({"request": update_bytes([1, 0, 0], rows=[1])}, "24 bytes"),
+    ({"request": update_bytes([2**32 - 1] * 3)}, "gradient for each row"),
+    ({"request": update_bytes([1, 0, 0], [0] * 6, [4])}, "below 4"),
+    ({"request": update_bytes(rows=[4])}, "1 bytes more"),
+    ({"request": update_bytes(wire=7)}, "type 7"),
+    ({"request": update_bytes(values=[-1, 0, 0])}, "learning rate"),
+    ({"request": update_bytes()[None]}, "`request` must have rank 1"),
+    ({"request": np.zeros(31, np.uint8)}, "begin with 32 bytes"),
     ({"dims": [3, 16, 0]}, "`dims` must be 1 or more"),
     ({"dims": [4, 16, 16]}, "'ads'"),
     ({"num_hyperparameters": [1, 1, -1]}, "must not be negative"),
+    ({"num_hyperparameters": [2**62, 2**62, 1]}, "the hyperparameters of all"),
     ({"optimizers": ["sgd"]}, "`optimizers` must have one value for each of 3"),
     ({"slots": []}, "need 1 `slots`. Received: 0")])
 def test_an_update_that_does_not_fit_changes_nothing(changes, words):
     cluster = Cluster([0, 1, 0, 1, 0])
-    arguments = {"request": np.concatenate([
-        servers.header((1, 0, 0), 0), np.zeros(3, np.uint32)]),
-        "values": np.zeros(3, np.float32), **changes}
     with pytest.raises(InvalidArgument, match=words):
-        cluster.apply(0, **arguments)
-    cluster.check()
-
-
-def test_rows_that_do_not_ascend_are_refused():
-    cluster = Cluster([0, 1, 0, 1, 0])
-    with pytest.raises(InvalidArgument, match="must ascend"):
-        cluster.apply(0, np.concatenate([
-            servers.header((1, 0, 0), 0),
-            np.array([2, 0, 0, 3, 1], np.uint32)]), np.zeros(9, np.float32))
+        cluster.apply(0, **{"request": update_bytes(), **changes})
     cluster.check()
 
 
@@ -304,7 +362,7 @@ def test_a_state_of_another_size_is_refused():
     cluster = Cluster([0, 1, 0, 1, 0])
     cluster.variables[0]["applied"] = tf.Variable(tf.zeros([9], tf.int64))
     with pytest.raises(InvalidArgument, match="closures applied"):
-        cluster.fetch(0, np.zeros(3, np.uint32))
+        cluster.fetch(0, fetch_bytes([0, 0, 0], []))
 
 
 def test_a_process_tells_its_versions():
@@ -326,7 +384,8 @@ def test_what_is_no_plan_or_no_answer_is_refused():
             ({"plan": tf.raw_ops.EmptyTensorList(
                 element_shape=tf.constant([], tf.int32), max_num_elements=0,
                 element_dtype=tf.float32)}, "must be what `PlanStep` made"),
-            ({"fetched": [tf.zeros([3]), fetched[1]]}, "must have 2 values"),
+            ({"fetched": [tf.zeros([9], tf.uint8), fetched[1]]},
+             "must have 8 bytes"),
             ({"fetched": fetched[:1]}, "each of 2 servers"),
             ({"gradients": gradients[:1]}, "`num_features` must be 4"),
             ({"gradients": [tf.zeros([1, 3]), *gradients[1:]]}, "'clicked'"),

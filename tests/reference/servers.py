@@ -47,20 +47,81 @@ def rows_of_shard(features, batch, shard: Shard) -> list[int]:
             if 0 <= row - shard.first_row < len(shard.rows)]
 
 
-def words(features, batch, shards: list[Shard]) -> np.ndarray:
-    """What a server is asked for: counts, then rows."""
-    rows = [rows_of_shard(features, batch, shard) for shard in shards]
-    return np.array([*map(len, rows), *sum(rows, [])], np.uint32)
+# How values travel: the code in a message, and what they become.
+WIRES = {"float32": (0, np.float32), "bfloat16": (1, np.uint16)}
 
 
-def fetched(num_updates: int, request, shards: list[Shard]) -> np.ndarray:
+def on_wire(values, wire: str) -> np.ndarray:
+    """Values as they travel: for bfloat16 the bits of the nearest one."""
+    values = np.asarray(values, np.float32).ravel()
+    if wire == "float32":
+        return values
+    found = []
+    for one, bits in zip(values, values.view(np.uint32), strict=True):
+        low, tie = int(bits) & 0xffff, 0x8000
+        half = int(bits) >> 16
+        if np.isnan(one):
+            half = half & 0x8000 | 0x7fc0
+        elif np.isfinite(one) and (
+                low > tie or low == tie and half % 2) and (
+                half & 0x7fff) < 0x7f7f:
+            half += 1
+        found.append(half)
+    return np.array(found, np.uint16)
+
+
+def off_wire(values, wire: str) -> np.ndarray:
+    """What `on_wire` gave, as float32."""
+    if wire == "float32":
+        return values
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def coded_rows(rows: list[int]) -> bytes:
+    """Ascending rows as differences, 7 bits a byte."""
+    found = []
+    for last, row in zip([0, *rows], rows, strict=False):
+        rest = row - last
+        while rest > 127:
+            found.append(rest % 128 + 128)
+            rest //= 128
+        found.append(rest)
+    return bytes(found)
+
+
+def counts(rows: list[list[int]], wire: str) -> bytes:
+    """Type of values, and how many rows of each shard."""
+    return np.array([WIRES[wire][0], *map(len, rows)], np.uint32).tobytes()
+
+
+def fetch(rows: list[list[int]], wire: str = "float32") -> np.ndarray:
+    """What a server is asked for: by shard, rows in its numbering."""
+    return as_tensor(counts(rows, wire), *map(coded_rows, rows))
+
+
+def fetched(num_updates: int, rows: list[list[int]], shards: list[Shard],
+            wire: str = "float32") -> np.ndarray:
     """What the server answers."""
-    counts, rows = request[:len(shards)], request[len(shards):]
-    parts = [np.frombuffer(struct.pack("<q", num_updates), np.float32)]
-    for shard, own in zip(shards, np.split(rows, np.cumsum(counts)[:-1]),
-                          strict=True):
-        parts.append(shard.rows[own].astype(np.float32).ravel())
-    return np.concatenate(parts)
+    return as_tensor(
+        struct.pack("<q", num_updates),
+        *(on_wire(shard.rows[own], wire).tobytes()
+          for shard, own in zip(shards, rows, strict=True)))
+
+
+def apply_message(token, num_updates: int, rows: list[list[int]],
+                  hyperparameters, gradients, wire: str = "float32"
+                  ) -> np.ndarray:
+    """What a server is to apply; the lists are by shard."""
+    return as_tensor(
+        struct.pack("<4q", *token, num_updates), counts(rows, wire),
+        *(np.asarray(one, np.float32).tobytes() for one in hyperparameters),
+        *(on_wire(one, wire).tobytes() for one in gradients),
+        *map(coded_rows, rows))
+
+
+def as_tensor(*parts: bytes) -> np.ndarray:
+    """A message as the ops have it."""
+    return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def sums(features, batch, gradients, shard: Shard) -> np.ndarray:
@@ -83,11 +144,6 @@ def sums(features, batch, gradients, shard: Shard) -> np.ndarray:
     rows = rows_of_shard(features, batch, shard)
     return np.concatenate([np.zeros(0, np.float32), *(
         by_row[row + shard.first_row] for row in rows)])
-
-
-def header(token, num_updates: int) -> np.ndarray:
-    """The words before the rows of an apply."""
-    return np.frombuffer(struct.pack("<4q", *token, num_updates), np.uint32)
 
 
 class Server:

@@ -29,6 +29,8 @@ from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.serving import stand_ins
 from tf_layoutmap.vocabulary import first_values, open_vocabulary
 
+_WIRE_DTYPES = ("float32", "bfloat16")
+
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 _as_written = tf.autograph.experimental.do_not_convert
 
@@ -87,6 +89,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         table_dtypes: Any = None, rounding_seed: int = 0,
         vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary] | None = (
             None),
+        wire_dtype: str = "float32",
         sparse_core_embedding_config: Any = None,
         over_processes: str = "copied", order: str = "exact",
     ):
@@ -131,6 +134,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             `capacity` of that, and its initializer one that draws a value at
             a time: uniform, normal, truncated normal or constant. Of a TPU,
             and under ParameterServerStrategy, None.
+          wire_dtype: How rows and gradients go from process to process under
+            `ParameterServerStrategy`: `"float32"`, as they are, or
+            `"bfloat16"`, half the bytes: a row that is looked up, and the sum
+            of its gradients, become the nearest bfloat16, off by up to 2^-8
+            of each value. Tables and slot variables stay what they are.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
           over_processes: Of `MultiWorkerMirroredStrategy`: `"copied"`: each
@@ -165,6 +173,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             raise ValueError(
                 "Argument `out_of_range` must be one of "
                 f"{config.OUT_OF_RANGE}. Received: {out_of_range!r}.")
+        if wire_dtype not in _WIRE_DTYPES:
+            raise ValueError(
+                f"Argument `wire_dtype` must be one of {_WIRE_DTYPES}. "
+                f"Received: {wire_dtype!r}.")
         if partitioner is not None and not callable(partitioner):
             raise TypeError(
                 "Argument `partitioner` must be a callable of `shape` and "
@@ -174,6 +186,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             over_processes, order, strategy_replicas.has_processes)
         on_tpu = engine_choice.is_tpu(strategy_replicas.strategy)
         engine = engine_choice.choose(engine, strategy_replicas.strategy)
+        if wire_dtype != "float32" and engine != "servers":
+            raise ValueError(
+                'Argument `wire_dtype` must be "float32" but under '
+                "ParameterServerStrategy: without servers no rows travel. "
+                f"Received: {wire_dtype!r}.")
         named_features = structure.flatten_with_paths(feature_config)
         spec, table_configs = config.read_feature_config(
             named_features, optimizer, takes_slot_fn=on_tpu)
@@ -193,8 +210,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                     optimizer),
                 strategy_replicas, pipeline_execution_with_tensor_core)
         else:
-            kind = (servers_backend.ServersBackend if engine == "servers" else
-                    functools.partial(
+            kind = (functools.partial(
+                        servers_backend.ServersBackend, wire_dtype=wire_dtype)
+                    if engine == "servers" else functools.partial(
                         divided_backend.DividedBackend, order=order)
                     if over_processes == "divided" else
                     host_backend.HostBackend)

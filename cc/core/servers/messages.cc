@@ -1,13 +1,16 @@
 #include "cc/core/servers/messages.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/servers/wire.h"
 
 namespace layoutmap {
 
@@ -15,81 +18,164 @@ using std::to_string;
 
 namespace {
 
-void PutLong(int64_t value, std::vector<uint32_t>* words) {
-  const auto bits = static_cast<uint64_t>(value);
-  words->push_back(static_cast<uint32_t>(bits));
-  words->push_back(static_cast<uint32_t>(bits >> 32));
+constexpr int64_t kWord = sizeof(uint32_t);
+
+template <typename T>
+T Take(const uint8_t* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return value;
 }
 
-int64_t TakeLong(const uint32_t* words) {
-  return static_cast<int64_t>(words[0] | static_cast<uint64_t>(words[1]) << 32);
+template <typename T>
+uint8_t* Put(T value, uint8_t* bytes) {
+  std::memcpy(bytes, &value, sizeof(value));
+  return bytes + sizeof(value);
+}
+
+Span<const uint8_t> Skip(Span<const uint8_t> bytes, int64_t count) {
+  return {bytes.data() + count, bytes.size() - count};
+}
+
+// Type and counts, which `*bytes` begins with, and moves it past them.
+Status TakeCounts(const std::vector<PieceSize>& sizes,
+                  Span<const uint8_t>* bytes, RowType* wire,
+                  std::vector<uint32_t>* counts) {
+  const auto num_pieces = static_cast<int64_t>(sizes.size());
+  const int64_t expected = CountsBytes(num_pieces);
+  if (bytes->size() < expected) {
+    return InvalidArgument(
+        "`request` must have a type of values and a number of rows for each "
+        "of the " +
+        to_string(num_pieces) + " shards here, and then the rows. Received: " +
+        to_string(bytes->size()) + " bytes, too few");
+  }
+  const auto type = Take<uint32_t>(bytes->data());
+  if (type != static_cast<uint32_t>(RowType::kFloat32) &&
+      type != static_cast<uint32_t>(RowType::kBfloat16)) {
+    return InvalidArgument(
+        "`request` must have values of type 0 (float32) or 1 (bfloat16). "
+        "Received: type " +
+        to_string(type));
+  }
+  *wire = static_cast<RowType>(type);
+  for (int64_t p = 0; p < num_pieces; ++p) {
+    counts->push_back(Take<uint32_t>(bytes->data() + (1 + p) * kWord));
+  }
+  *bytes = Skip(*bytes, expected);
+  return Status();
+}
+
+// The rows, which are all of `bytes`.
+Status TakeRows(const std::vector<PieceSize>& sizes,
+                const std::vector<uint32_t>& counts, Span<const uint8_t> bytes,
+                std::vector<std::vector<uint32_t>>* rows) {
+  rows->assign(sizes.size(), {});
+  for (size_t p = 0; p < sizes.size(); ++p) {
+    uint64_t row = 0;
+    const RowsRead read =
+        ReadRows(counts[p], sizes[p].num_rows, &bytes, &(*rows)[p], &row);
+    if (read == RowsRead::kAll) continue;
+    const std::string where =
+        " for shard " + to_string(p) + " (table '" + sizes[p].table + "')";
+    if (read == RowsRead::kTooFew) {
+      return InvalidArgument("`request` must have " + to_string(counts[p]) +
+                             " rows" + where + ". Received: too few");
+    }
+    return InvalidArgument("`request` must have rows below " +
+                           to_string(sizes[p].num_rows) + where +
+                           ". Received: " + to_string(row));
+  }
+  if (bytes.empty()) return Status();
+  return InvalidArgument("`request` must end with the last row. Received: " +
+                         to_string(bytes.size()) + " bytes more");
 }
 
 }  // namespace
 
-void WriteNumUpdates(int64_t num_updates, float* header) {
-  static_assert(sizeof(num_updates) == kFetchedHeader * sizeof(float));
-  std::memcpy(header, &num_updates, sizeof(num_updates));
+void WriteNumUpdates(int64_t num_updates, uint8_t* header) {
+  static_assert(sizeof(num_updates) == kFetchedHeader);
+  Put(num_updates, header);
 }
 
-int64_t ReadNumUpdates(const float* header) {
-  int64_t num_updates;
-  std::memcpy(&num_updates, header, sizeof(num_updates));
-  return num_updates;
+int64_t ReadNumUpdates(const uint8_t* header) { return Take<int64_t>(header); }
+
+int64_t CountsBytes(int64_t num_pieces) { return (1 + num_pieces) * kWord; }
+
+void WriteCounts(RowType wire, const std::vector<uint32_t>& counts,
+                 uint8_t* bytes) {
+  bytes = Put(static_cast<uint32_t>(wire), bytes);
+  for (const uint32_t count : counts) bytes = Put(count, bytes);
 }
 
-void WriteHeader(const ApplyHeader& header, std::vector<uint32_t>* words) {
-  PutLong(header.token.epoch, words);
-  PutLong(header.token.number, words);
-  PutLong(header.token.attempt, words);
-  PutLong(header.num_updates, words);
+int64_t ApplyWriter::size() const {
+  return ApplyHeader::kNumBytes + CountsBytes(counts.size()) +
+         hyperparameters.size() * sizeof(float) + num_values * WireBytes(wire) +
+         rows.size();
 }
 
-Status ReadHeader(Span<const uint32_t> words, ApplyHeader* header,
-                  Span<const uint32_t>* rest) {
-  if (words.size() < ApplyHeader::kNumWords) {
+uint8_t* ApplyWriter::Write(uint8_t* bytes) const {
+  bytes = Put(header.token.epoch, bytes);
+  bytes = Put(header.token.number, bytes);
+  bytes = Put(header.token.attempt, bytes);
+  bytes = Put(header.num_updates, bytes);
+  WriteCounts(wire, counts, bytes);
+  bytes += CountsBytes(counts.size());
+  for (const float one : hyperparameters) bytes = Put(one, bytes);
+  std::copy(rows.begin(), rows.end(), bytes + num_values * WireBytes(wire));
+  return bytes;
+}
+
+Status FetchMessage::Read(Span<const uint8_t> bytes,
+                          const std::vector<PieceSize>& sizes) {
+  std::vector<uint32_t> counts;
+  LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
+  return TakeRows(sizes, counts, bytes, &rows);
+}
+
+Status ApplyMessage::Read(Span<const uint8_t> bytes,
+                          const std::vector<PieceSize>& sizes) {
+  if (bytes.size() < ApplyHeader::kNumBytes) {
     return InvalidArgument(
-        "`request` must begin with " + to_string(ApplyHeader::kNumWords) +
-        " words about its closure. Received: " + to_string(words.size()) +
-        " words");
+        "`request` must begin with " + to_string(ApplyHeader::kNumBytes) +
+        " bytes about its closure. Received: " + to_string(bytes.size()) +
+        " bytes");
   }
-  header->token.epoch = TakeLong(words.data());
-  header->token.number = TakeLong(words.data() + 2);
-  header->token.attempt = TakeLong(words.data() + 4);
-  header->num_updates = TakeLong(words.data() + 6);
-  *rest = {words.data() + ApplyHeader::kNumWords,
-           words.size() - ApplyHeader::kNumWords};
-  return Status();
-}
-
-Status ReadRows(Span<const uint32_t> words, const std::vector<PieceSize>& sizes,
-                std::vector<Span<const uint32_t>>* rows) {
-  const auto num_pieces = static_cast<int64_t>(sizes.size());
-  int64_t next = num_pieces;
-  rows->clear();
-  for (int64_t p = 0; p < num_pieces; ++p) {
-    if (words.size() < num_pieces || words[p] > words.size() - next) {
-      return InvalidArgument(
-          "`request` must have a number of rows for each of the " +
-          to_string(num_pieces) +
-          " shards here, and then the rows. Received: " +
-          to_string(words.size()) + " words, too few for shard " +
-          to_string(p) + " (table '" + sizes[p].table + "')");
-    }
-    rows->emplace_back(words.data() + next, words[p]);
-    for (const uint32_t row : rows->back()) {
-      if (row < sizes[p].num_rows) continue;
-      return InvalidArgument("`request` must have rows below " +
-                             to_string(sizes[p].num_rows) + " for shard " +
-                             to_string(p) + " (table '" + sizes[p].table +
-                             "'). Received: " + to_string(row));
-    }
-    next += words[p];
+  header.token.epoch = Take<int64_t>(bytes.data());
+  header.token.number = Take<int64_t>(bytes.data() + 8);
+  header.token.attempt = Take<int64_t>(bytes.data() + 16);
+  header.num_updates = Take<int64_t>(bytes.data() + 24);
+  bytes = Skip(bytes, ApplyHeader::kNumBytes);
+  std::vector<uint32_t> counts;
+  LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
+  int64_t num_hyperparameters = 0, num_values = 0;
+  for (size_t p = 0; p < sizes.size(); ++p) {
+    // Not more than what has come, so that no sum overflows.
+    num_hyperparameters += std::min(sizes[p].num_hyperparameters, bytes.size());
+    num_values += std::min<int64_t>(counts[p], bytes.size()) *
+                  std::min(sizes[p].dim, bytes.size());
   }
-  if (next == words.size()) return Status();
-  return InvalidArgument("`request` must have " + to_string(next) +
-                         " words, as its numbers of rows say. Received: " +
-                         to_string(words.size()));
+  const int64_t value_bytes =
+      num_hyperparameters * sizeof(float) + num_values * WireBytes(wire);
+  if (bytes.size() < value_bytes) {
+    return InvalidArgument(
+        "`request` must have the hyperparameters of all shards here and a "
+        "gradient for each row, " +
+        to_string(value_bytes) +
+        " bytes, and then the rows. Received: " + to_string(bytes.size()));
+  }
+  const auto* next = reinterpret_cast<const float*>(bytes.data());
+  hyperparameters.clear();
+  for (const PieceSize& size : sizes) {
+    hyperparameters.emplace_back(next, size.num_hyperparameters);
+    next += size.num_hyperparameters;
+  }
+  if (wire == RowType::kFloat32) {
+    gradients = {next, num_values};
+  } else {
+    half_gradients = {reinterpret_cast<const uint16_t*>(next), num_values};
+  }
+  return TakeRows(sizes, counts, Skip(bytes, value_bytes), &rows);
 }
 
 }  // namespace layoutmap

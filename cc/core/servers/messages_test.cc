@@ -1,74 +1,133 @@
 #include "cc/core/servers/messages.h"
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {
 namespace {
 
-TEST(MessagesTest, AHeaderIsReadAsItWasWritten) {
-  ApplyHeader written;
-  written.token = {3, INT64_MAX, -5};
-  written.num_updates = int64_t{1} << 40;
-  std::vector<uint32_t> words;
-  WriteHeader(written, &words);
-  words.push_back(7);
-  ApplyHeader header;
-  Span<const uint32_t> rest;
-  ASSERT_TRUE(ReadHeader(words, &header, &rest).ok());
-  EXPECT_EQ(header.token.epoch, 3);
-  EXPECT_EQ(header.token.number, INT64_MAX);
-  EXPECT_EQ(header.token.attempt, -5);
-  EXPECT_EQ(header.num_updates, int64_t{1} << 40);
-  ASSERT_EQ(rest.size(), 1);
-  EXPECT_EQ(rest[0], 7u);
-  words.resize(ApplyHeader::kNumWords - 1);
-  EXPECT_FALSE(ReadHeader(words, &header, &rest).ok());
+const std::vector<PieceSize> kSizes = {
+    {"ads", 3, 2, 1}, {"ads", 0, 2, 1}, {"words", 2, 4, 0}};
+
+std::vector<uint8_t> Fetch(const std::vector<uint32_t>& counts,
+                           const std::vector<uint8_t>& rows,
+                           uint32_t type = 0) {
+  std::vector<uint8_t> bytes(CountsBytes(counts.size()));
+  WriteCounts(static_cast<RowType>(type), counts, bytes.data());
+  bytes.insert(bytes.end(), rows.begin(), rows.end());
+  return bytes;
 }
 
-TEST(MessagesTest, ANumberOfUpdatesTravelsInTwoFloats) {
-  float header[kFetchedHeader];
+std::string Refusal(const std::vector<uint8_t>& bytes) {
+  FetchMessage message;
+  return message.Read(bytes, kSizes).message();
+}
+
+TEST(MessagesTest, RowsComePieceByPiece) {
+  FetchMessage message;
+  const auto bytes = Fetch({2, 0, 1}, {0, 2, 1}, 1);
+  ASSERT_EQ(message.Read(bytes, kSizes).message(), "");
+  EXPECT_EQ(message.wire, RowType::kBfloat16);
+  EXPECT_EQ(message.rows,
+            (std::vector<std::vector<uint32_t>>{{0, 2}, {}, {1}}));
+  EXPECT_EQ(Refusal(Fetch({0, 0, 0}, {})), "");
+}
+
+TEST(MessagesTest, WhatDoesNotFitIsRefusedWithItsTable) {
+  const auto has = [](const std::string& text, const std::string& words) {
+    return text.find(words) != std::string::npos;
+  };
+  EXPECT_TRUE(has(Refusal({}), "too few"));
+  EXPECT_TRUE(has(Refusal(Fetch({1, 0}, {})), "too few"));
+  EXPECT_TRUE(has(Refusal(Fetch({0, 0, 2}, {1})), "'words'"));
+  EXPECT_TRUE(has(Refusal(Fetch({UINT32_MAX, 0, 0}, {})), "'ads'"));
+  EXPECT_TRUE(has(Refusal(Fetch({0, 0, 1}, {1, 1})), "1 bytes more"));
+  EXPECT_TRUE(has(Refusal(Fetch({2, 0, 0}, {1, 2})), "below 3"));
+  EXPECT_TRUE(has(Refusal(Fetch({0, 1, 0}, {0})), "below 0"));
+  EXPECT_TRUE(has(Refusal(Fetch({0, 0, 0}, {}, 2)), "type 2"));
+}
+
+class ApplyTest : public testing::TestWithParam<RowType> {
+ protected:
+  std::vector<uint8_t> Write() {
+    ApplyWriter writer;
+    writer.header.token = {3, INT64_MAX, -5};
+    writer.header.num_updates = int64_t{1} << 40;
+    writer.wire = GetParam();
+    writer.counts = {1, 0, 1};
+    writer.hyperparameters = {0.5f, 0.25f};
+    writer.num_values = 6;
+    writer.rows = {2, 1};
+    std::vector<uint8_t> bytes(writer.size());
+    uint8_t* const gradients = writer.Write(bytes.data());
+    const std::vector<float> floats = {1, 2, 3, 4, 5, 6};
+    const std::vector<uint16_t> halves = {1, 2, 3, 4, 5, 6};
+    if (GetParam() == RowType::kFloat32) {
+      std::memcpy(gradients, floats.data(), 24);
+    } else {
+      std::memcpy(gradients, halves.data(), 12);
+    }
+    return bytes;
+  }
+};
+
+TEST_P(ApplyTest, AnApplyIsReadAsItWasWritten) {
+  const std::vector<uint8_t> bytes = Write();
+  ApplyMessage message;
+  ASSERT_EQ(message.Read(bytes, kSizes).message(), "");
+  EXPECT_EQ(message.header.token.epoch, 3);
+  EXPECT_EQ(message.header.token.number, INT64_MAX);
+  EXPECT_EQ(message.header.token.attempt, -5);
+  EXPECT_EQ(message.header.num_updates, int64_t{1} << 40);
+  EXPECT_EQ(message.wire, GetParam());
+  EXPECT_EQ(message.rows, (std::vector<std::vector<uint32_t>>{{2}, {}, {1}}));
+  EXPECT_EQ(message.hyperparameters[0][0], 0.5f);
+  EXPECT_EQ(message.hyperparameters[1][0], 0.25f);
+  EXPECT_TRUE(message.hyperparameters[2].empty());
+  if (GetParam() == RowType::kFloat32) {
+    ASSERT_EQ(message.gradients.size(), 6);
+    EXPECT_EQ(message.gradients[5], 6.0f);
+  } else {
+    ASSERT_EQ(message.half_gradients.size(), 6);
+    EXPECT_EQ(message.half_gradients[5], 6);
+  }
+}
+
+TEST_P(ApplyTest, WhatIsCutOffAnywhereIsRefused) {
+  std::vector<uint8_t> bytes = Write();
+  while (!bytes.empty()) {
+    bytes.pop_back();
+    ApplyMessage message;
+    EXPECT_FALSE(message.Read(bytes, kSizes).ok()) << bytes.size();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, ApplyTest,
+                         testing::Values(RowType::kFloat32,
+                                         RowType::kBfloat16));
+
+TEST(MessagesTest, NumbersOfRowsBeyondAllMemoryAreRefused) {
+  std::vector<uint8_t> bytes(ApplyHeader::kNumBytes);
+  const auto counts = Fetch({UINT32_MAX, UINT32_MAX, UINT32_MAX}, {1, 2, 3});
+  bytes.insert(bytes.end(), counts.begin(), counts.end());
+  std::vector<PieceSize> sizes = kSizes;
+  for (PieceSize& size : sizes) size.dim = INT64_MAX;
+  ApplyMessage message;
+  EXPECT_FALSE(message.Read(bytes, sizes).ok());
+}
+
+TEST(MessagesTest, ANumberOfUpdatesIsReadAsItWasWritten) {
+  uint8_t header[kFetchedHeader];
   for (const int64_t count : {int64_t{0}, int64_t{0x7fc00001ffc00001}}) {
     WriteNumUpdates(count, header);
     EXPECT_EQ(ReadNumUpdates(header), count);
   }
-}
-
-class RowsTest : public testing::Test {
- protected:
-  std::string Refusal(const std::vector<uint32_t>& words) {
-    words_ = words;
-    return ReadRows(words_, sizes_, &rows_).message();
-  }
-
-  std::vector<uint32_t> words_;  // What `rows_` are views of.
-  std::vector<PieceSize> sizes_ = {{"ads", 3}, {"ads", 0}, {"words", 2}};
-  std::vector<Span<const uint32_t>> rows_;
-};
-
-TEST_F(RowsTest, RowsComePieceByPiece) {
-  ASSERT_EQ(Refusal({2, 0, 1, 0, 2, 1}), "");
-  ASSERT_EQ(rows_.size(), 3u);
-  EXPECT_EQ(rows_[0].size(), 2);
-  EXPECT_EQ(rows_[0][1], 2u);
-  EXPECT_TRUE(rows_[1].empty());
-  EXPECT_EQ(rows_[2][0], 1u);
-  EXPECT_EQ(Refusal({0, 0, 0}), "");
-}
-
-TEST_F(RowsTest, WhatDoesNotFitIsRefusedWithItsTable) {
-  EXPECT_NE(Refusal({1, 0}).find("too few"), std::string::npos);
-  EXPECT_NE(Refusal({}).find("too few"), std::string::npos);
-  EXPECT_NE(Refusal({0, 0, 2, 1}).find("'words'"), std::string::npos);
-  EXPECT_NE(Refusal({UINT32_MAX, 0, 0}).find("'ads'"), std::string::npos);
-  EXPECT_NE(Refusal({0, 0, 1, 1, 1}).find("must have 4 words"),
-            std::string::npos);
-  EXPECT_NE(Refusal({1, 0, 0, 3}).find("below 3"), std::string::npos);
-  EXPECT_NE(Refusal({0, 1, 0, 0}).find("below 0"), std::string::npos);
 }
 
 }  // namespace

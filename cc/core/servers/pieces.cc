@@ -1,11 +1,10 @@
 #include "cc/core/servers/pieces.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
@@ -14,14 +13,14 @@
 #include "cc/core/base/views.h"
 #include "cc/core/optimizers/apply.h"
 #include "cc/core/optimizers/optimizer.h"
+#include "cc/core/servers/messages.h"
+#include "cc/core/servers/wire.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/gather.h"
 #include "cc/core/tables/half_table.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
-
-using std::to_string;
 
 namespace {
 
@@ -72,10 +71,22 @@ Grouped Group(const PieceUpdate& update, int64_t dim) {
   return grouped;
 }
 
-Status CheckRows(const Piece& piece, Span<const uint32_t> rows) {
-  if (std::is_sorted(rows.begin(), rows.end())) return Status();
-  return InvalidArgument("Table '" + piece.table +
-                         "': the rows of an update must ascend in each shard");
+// Rows as bfloat16, a tile at a time.
+void NarrowRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
+                int64_t end, uint16_t* out) {
+  const int64_t dim = read.dim();
+  std::vector<float> tile(kTile * dim);
+  for (; begin < end; begin += kTile) {
+    const int64_t size = std::min(kTile, end - begin);
+    PieceRead part = read;
+    part.rows = {read.rows.data() + begin, size};
+    if (read.row_type == RowType::kFloat32) {
+      GatherRows(part.table, part.rows, SerialFor, tile.data());
+    } else {
+      ExpandRows(part, kernels, 0, size, tile.data());
+    }
+    ToBfloat16({tile.data(), size * dim}, SerialFor, out + begin * dim);
+  }
 }
 
 }  // namespace
@@ -101,33 +112,36 @@ void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
   }
 }
 
-Status ReadValues(const std::vector<Piece>& pieces, Span<const float> values,
-                  std::vector<PieceUpdate>* updates) {
-  int64_t expected = 0;
-  for (size_t p = 0; p < pieces.size(); ++p) {
-    expected += pieces[p].num_hyperparameters +
-                (*updates)[p].rows.size() * pieces[p].dim;
+void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
+               const ParallelFor& parallel_for, uint16_t* out) {
+  for (const PieceRead& read : reads) {
+    if (read.row_type == RowType::kBfloat16) {
+      GatherRows(read.half_table, read.rows, parallel_for, out);
+    } else {
+      parallel_for(read.rows.size(), 10 + read.dim() / 4,
+                   [&](int64_t begin, int64_t end) {
+                     NarrowRows(read, kernels, begin, end, out);
+                   });
+    }
+    out += read.num_values();
   }
-  if (values.size() != expected) {
-    return InvalidArgument(
-        "`values` must have the hyperparameters of all shards here and a "
-        "gradient for each row of `request`, " +
-        to_string(expected) + " values. Received: " + to_string(values.size()));
-  }
+}
+
+Status ReadUpdates(const std::vector<Piece>& pieces,
+                   const ApplyMessage& message, Span<const float> values,
+                   std::vector<PieceUpdate>* updates) {
   const float* next = values.data();
+  updates->assign(pieces.size(), {});
   for (size_t p = 0; p < pieces.size(); ++p) {
     PieceUpdate& update = (*updates)[p];
-    update.hyperparameters = {next, pieces[p].num_hyperparameters};
+    update.rows = message.rows[p];
+    update.hyperparameters = message.hyperparameters[p];
     LM_RETURN_IF_ERROR(CheckHyperparameters(
         pieces[p].optimizer, pieces[p].table, update.hyperparameters));
-    LM_RETURN_IF_ERROR(CheckRows(pieces[p], update.rows));
-    next += pieces[p].num_hyperparameters;
-  }
-  for (size_t p = 0; p < pieces.size(); ++p) {
-    PieceUpdate& update = (*updates)[p];
     update.gradients = {next, update.rows.size() * pieces[p].dim};
     next += update.gradients.size();
   }
+  assert(next == values.data() + values.size());
   return Status();
 }
 

@@ -11,6 +11,7 @@
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/servers/messages.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/sharded_view.h"
 
@@ -42,12 +43,16 @@ struct PieceRead {
   int64_t num_values() const { return rows.size() * dim(); }
 };
 
-// Floats that `FetchRows` writes.
+// Values that `FetchRows` writes.
 int64_t NumValues(const std::vector<PieceRead>& reads);
 
 // The rows of one piece after the other, as floats: 16 bits are expanded.
 void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
                const ParallelFor& parallel_for, float* out);
+
+// The same as bfloat16: values of float32 and float16 become the nearest one.
+void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
+               const ParallelFor& parallel_for, uint16_t* out);
 
 // What the update of one piece works on.
 struct PieceUpdate {
@@ -62,12 +67,12 @@ struct PieceUpdate {
   Span<const float> gradients;  // [rows.size(), dim]
 };
 
-// Cuts the values of an apply into `hyperparameters` and `gradients` of each
-// update, whose rows are known. Refused, before anything is written, if there
-// are too many or too few, if a hyperparameter is no good, or rows of an update
-// do not ascend.
-Status ReadValues(const std::vector<Piece>& pieces, Span<const float> values,
-                  std::vector<PieceUpdate>* updates);
+// Gives each update its rows, hyperparameters and gradients, `values`: those of
+// the message, as floats. Refused, before anything is written, if a
+// hyperparameter is no good.
+Status ReadUpdates(const std::vector<Piece>& pieces,
+                   const ApplyMessage& message, Span<const float> values,
+                   std::vector<PieceUpdate>* updates);
 
 // One step of its rule on each row.
 void ApplyUpdates(const std::vector<Piece>& pieces,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
@@ -18,6 +19,7 @@
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/servers/messages.h"
+#include "cc/core/servers/wire.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/lookup.h"
 #include "cc/core/tables/sharded_view.h"
@@ -29,12 +31,13 @@ using std::to_string;
 namespace {
 
 // Blocks of rows that lie apart in memory, as a table.
+template <typename T>
 struct Blocks {
   RowPartition partition;
-  ShardedView<const float> view;
+  ShardedView<const T> view;
 
-  Status Make(const std::vector<int64_t>& offsets,
-              std::vector<const float*> data, int64_t dim) {
+  Status Make(const std::vector<int64_t>& offsets, std::vector<const T*> data,
+              int64_t dim) {
     LM_RETURN_IF_ERROR(RowPartition::Make(
         Placement::kOffsets, Span<const int64_t>(offsets), &partition));
     view.partition = &partition;
@@ -43,6 +46,15 @@ struct Blocks {
     return Status();
   }
 };
+
+void SetTable(const ShardedView<const float>& view, LookupTask* task) {
+  task->table = &view;
+}
+
+void SetTable(const ShardedView<const uint16_t>& view, LookupTask* task) {
+  task->half_table = &view;
+  task->row_type = RowType::kBfloat16;
+}
 
 bool Accumulates(Optimizer optimizer, Span<const float> hyperparameters) {
   return !HasModifiers(optimizer, hyperparameters) ||
@@ -70,6 +82,9 @@ Status CheckServersConfig(const ServersConfig& config) {
     return InvalidArgument("`shard_servers` must have one value for each of " +
                            to_string(num_shards) + " shards. Received: " +
                            to_string(config.server_of_shard.size()));
+  }
+  if (config.wire == RowType::kFloat16) {
+    return InvalidArgument("`wire_dtype` must be float32 or bfloat16");
   }
   for (const int32_t server : config.server_of_shard) {
     if (server >= 0 && server < config.num_servers) continue;
@@ -140,22 +155,45 @@ void WorkerStep::RankRows(size_t table,
   }
 }
 
-std::vector<std::vector<uint32_t>> WorkerStep::FetchWords() const {
-  std::vector<std::vector<uint32_t>> words(config_->num_servers);
+WorkerStep::Sent WorkerStep::RowsToSend(
+    const std::vector<bool>& is_single) const {
+  Sent sent;
+  sent.counts.resize(config_->num_servers);
+  sent.rows.resize(config_->num_servers);
   for (const Part& part : parts_) {
-    words[part.server].push_back(static_cast<uint32_t>(part.last - part.first));
-  }
-  for (const Part& part : parts_) {
+    const TableStep& table = tables_[part.table];
+    RowWriter writer(&sent.rows[part.server]);
+    int64_t count = part.last - part.first;
+    if (is_single[part.table]) {
+      count = table.splits[part.last] - table.splits[part.first];
+    }
+    sent.counts[part.server].push_back(static_cast<uint32_t>(count));
     for (int64_t u = part.first; u < part.last; ++u) {
-      words[part.server].push_back(
-          static_cast<uint32_t>(tables_[part.table].rows[u] - part.first_row));
+      const int64_t times =
+          is_single[part.table] ? table.splits[u + 1] - table.splits[u] : 1;
+      for (int64_t k = 0; k < times; ++k) {
+        writer.Add(static_cast<uint32_t>(table.rows[u] - part.first_row));
+      }
     }
   }
-  return words;
+  return sent;
+}
+
+Status WorkerStep::Request(const Allocate& allocate) const {
+  const Sent sent = RowsToSend(std::vector<bool>(tables_.size(), false));
+  for (int32_t s = 0; s < config_->num_servers; ++s) {
+    const int64_t head = CountsBytes(sent.counts[s].size());
+    const std::vector<uint8_t>& rows = sent.rows[s];
+    uint8_t* bytes;
+    LM_RETURN_IF_ERROR(allocate(s, head + rows.size(), &bytes));
+    WriteCounts(config_->wire, sent.counts[s], bytes);
+    std::copy(rows.begin(), rows.end(), bytes + head);
+  }
+  return Status();
 }
 
 Status WorkerStep::CheckFetched(
-    const std::vector<Span<const float>>& fetched) const {
+    const std::vector<Span<const uint8_t>>& fetched) const {
   if (fetched.size() != static_cast<size_t>(config_->num_servers)) {
     return InvalidArgument("`fetched` must have one tensor for each of " +
                            to_string(config_->num_servers) +
@@ -163,31 +201,42 @@ Status WorkerStep::CheckFetched(
   }
   std::vector<int64_t> expected(fetched.size(), kFetchedHeader);
   for (const Part& part : parts_) {
-    expected[part.server] +=
-        (part.last - part.first) * config_->engine.tables[part.table].dim;
+    expected[part.server] += (part.last - part.first) *
+                             config_->engine.tables[part.table].dim *
+                             WireBytes(config_->wire);
   }
   for (size_t s = 0; s < fetched.size(); ++s) {
     if (fetched[s].size() == expected[s]) continue;
     return InvalidArgument("`fetched` of server " + to_string(s) +
                            " must have " + to_string(expected[s]) +
-                           " values, those of the rows that were asked for. "
+                           " bytes, those of the rows that were asked for. "
                            "Received: " +
                            to_string(fetched[s].size()));
   }
   return Status();
 }
 
-Status WorkerStep::LookUp(const std::vector<Span<const float>>& fetched,
+Status WorkerStep::LookUp(const std::vector<Span<const uint8_t>>& fetched,
                           const RowKernels& kernels,
                           const ParallelFor& parallel_for,
                           const std::vector<float*>& activations) const {
   LM_RETURN_IF_ERROR(CheckFetched(fetched));
+  return config_->wire == RowType::kFloat32
+             ? LookUpAs<float>(fetched, kernels, parallel_for, activations)
+             : LookUpAs<uint16_t>(fetched, kernels, parallel_for, activations);
+}
+
+template <typename T>
+Status WorkerStep::LookUpAs(const std::vector<Span<const uint8_t>>& fetched,
+                            const RowKernels& kernels,
+                            const ParallelFor& parallel_for,
+                            const std::vector<float*>& activations) const {
   const EngineConfig& engine = config_->engine;
   std::vector<std::vector<int64_t>> offsets(tables_.size(), {0});
-  std::vector<std::vector<const float*>> data(tables_.size());
-  std::vector<const float*> next;
-  for (const Span<const float> one : fetched) {
-    next.push_back(one.data() + kFetchedHeader);
+  std::vector<std::vector<const T*>> data(tables_.size());
+  std::vector<const T*> next;
+  for (const Span<const uint8_t> one : fetched) {
+    next.push_back(reinterpret_cast<const T*>(one.data() + kFetchedHeader));
   }
   for (const Part& part : parts_) {
     offsets[part.table].push_back(part.last);
@@ -195,7 +244,7 @@ Status WorkerStep::LookUp(const std::vector<Span<const float>>& fetched,
     next[part.server] +=
         (part.last - part.first) * engine.tables[part.table].dim;
   }
-  std::vector<Blocks> blocks(tables_.size());
+  std::vector<Blocks<T>> blocks(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
     LM_RETURN_IF_ERROR(
         blocks[t].Make(offsets[t], std::move(data[t]), engine.tables[t].dim));
@@ -204,7 +253,7 @@ Status WorkerStep::LookUp(const std::vector<Span<const float>>& fetched,
   for (size_t f = 0; f < tasks.size(); ++f) {
     const RaggedIds& ids = (*batch_)[f];
     const int32_t t = engine.table_of_feature[f];
-    tasks[f].table = &blocks[t].view;
+    SetTable(blocks[t].view, &tasks[f]);
     tasks[f].rows = ranks_[f];
     tasks[f].splits = ids.splits();
     tasks[f].gains = ids.gains();
@@ -216,15 +265,15 @@ Status WorkerStep::LookUp(const std::vector<Span<const float>>& fetched,
 }
 
 Status WorkerStep::Fold(const BatchGradients& gradients,
-                        const std::vector<Span<const float>>& fetched,
+                        const std::vector<Span<const uint8_t>>& fetched,
                         const ClosureToken& token, const RowKernels& kernels,
                         const ParallelFor& parallel_for,
-                        std::vector<ServerMessage>* messages) const {
+                        const Allocate& allocate) const {
   LM_RETURN_IF_ERROR(CheckFetched(fetched));
   const EngineConfig& engine = config_->engine;
   LM_RETURN_IF_ERROR(CheckGradients(engine, *batch_, gradients));
-  std::vector<bool> accumulates(tables_.size());
-  std::vector<Blocks> blocks(tables_.size());
+  std::vector<bool> is_single(tables_.size());
+  std::vector<Blocks<float>> blocks(tables_.size());
   // For rules that take one step per contribution: each is a sum of its own.
   std::vector<std::vector<int64_t>> single_splits(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
@@ -236,8 +285,8 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
       return FailedPrecondition("Table '" + table.name +
                                 "' has no optimizer: it takes no gradients");
     }
-    accumulates[t] = Accumulates(table.optimizer, values);
-    if (!accumulates[t]) {
+    is_single[t] = !Accumulates(table.optimizer, values);
+    if (is_single[t]) {
       single_splits[t].resize(tables_[t].gradient_of.size() + 1);
       std::iota(single_splits[t].begin(), single_splits[t].end(), 0);
     }
@@ -251,49 +300,48 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
     LM_RETURN_IF_ERROR(blocks[t].Make(offsets, std::move(data), table.dim));
   }
 
-  messages->assign(config_->num_servers, {});
-  for (size_t s = 0; s < messages->size(); ++s) {
-    WriteHeader({token, ReadNumUpdates(fetched[s].data())},
-                &(*messages)[s].words);
-  }
+  Sent sent = RowsToSend(is_single);
+  std::vector<ApplyWriter> writers(fetched.size());
   // The sums of each part: [first, last) of its table's splits.
   std::vector<Span<const int64_t>> splits;
-  std::vector<int64_t> sizes(messages->size(), 0);
   for (const Part& part : parts_) {
     const TableStep& table = tables_[part.table];
     int64_t first = part.first, last = part.last;
     const std::vector<int64_t>* all = &table.splits;
-    if (!accumulates[part.table]) {
+    if (is_single[part.table]) {
       first = table.splits[first];
       last = table.splits[last];
       all = &single_splits[part.table];
     }
     splits.emplace_back(all->data() + first, last - first + 1);
-    ServerMessage& message = (*messages)[part.server];
-    message.words.push_back(static_cast<uint32_t>(last - first));
+    ApplyWriter& writer = writers[part.server];
     const std::vector<float>& values = gradients.hyperparameters[part.table];
-    message.values.insert(message.values.end(), values.begin(), values.end());
-    sizes[part.server] += (last - first) * engine.tables[part.table].dim;
+    writer.hyperparameters.insert(writer.hyperparameters.end(), values.begin(),
+                                  values.end());
+    writer.num_values += (last - first) * engine.tables[part.table].dim;
   }
+  const bool is_narrow = config_->wire == RowType::kBfloat16;
+  std::vector<std::unique_ptr<float[]>> sums(writers.size());
+  std::vector<uint8_t*> written;
   std::vector<float*> next;
-  for (size_t s = 0; s < messages->size(); ++s) {
-    std::vector<float>& values = (*messages)[s].values;
-    const size_t begin = values.size();
-    values.resize(begin + sizes[s]);
-    next.push_back(values.data() + begin);
+  for (size_t s = 0; s < writers.size(); ++s) {
+    writers[s].header = {token, ReadNumUpdates(fetched[s].data())};
+    writers[s].wire = config_->wire;
+    writers[s].counts = std::move(sent.counts[s]);
+    writers[s].rows = std::move(sent.rows[s]);
+    uint8_t* bytes;
+    LM_RETURN_IF_ERROR(
+        allocate(static_cast<int32_t>(s), writers[s].size(), &bytes));
+    written.push_back(writers[s].Write(bytes));
+    if (is_narrow) sums[s].reset(new float[writers[s].num_values]);
+    next.push_back(is_narrow ? sums[s].get()
+                             : reinterpret_cast<float*>(written[s]));
   }
   std::vector<LookupTask> tasks(parts_.size());
   for (size_t p = 0; p < parts_.size(); ++p) {
     const Part& part = parts_[p];
     const TableStep& table = tables_[part.table];
     const int64_t dim = engine.tables[part.table].dim;
-    std::vector<uint32_t>& words = (*messages)[part.server].words;
-    for (int64_t u = part.first; u < part.last; ++u) {
-      const int64_t times =
-          accumulates[part.table] ? 1 : table.splits[u + 1] - table.splits[u];
-      words.insert(words.end(), times,
-                   static_cast<uint32_t>(table.rows[u] - part.first_row));
-    }
     const int64_t count = splits[p].size() - 1;
     tasks[p].table = &blocks[part.table].view;
     tasks[p].rows = table.gradient_of;
@@ -304,6 +352,10 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
   }
   // A sum of gradients is a lookup in them: the same loop, the same order.
   LookupAll(tasks, kernels, parallel_for);
+  for (size_t s = 0; is_narrow && s < writers.size(); ++s) {
+    ToBfloat16({sums[s].get(), writers[s].num_values}, parallel_for,
+               reinterpret_cast<uint16_t*>(written[s]));
+  }
   return Status();
 }
 

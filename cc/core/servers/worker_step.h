@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
@@ -26,16 +28,16 @@ struct ServersConfig {
   int32_t num_servers = 1;
   // Of all shards of the first table, then those of the second, and so on.
   std::vector<int32_t> server_of_shard;
+  RowType wire = RowType::kFloat32;  // how rows and gradients travel
 };
 
 // Refuses shards that are not contiguous rows, or on no server.
 Status CheckServersConfig(const ServersConfig& config);
 
-// What goes to one server.
-struct ServerMessage {
-  std::vector<uint32_t> words;
-  std::vector<float> values;
-};
+// Gives memory for the message to a server, which begins where 8 bytes can be
+// written at once.
+using Allocate =
+    std::function<Status(int32_t server, int64_t size, uint8_t** bytes)>;
 
 // One batch. Not written to after it is made.
 class WorkerStep {
@@ -48,22 +50,21 @@ class WorkerStep {
   const ServersConfig& config() const { return *config_; }
   const Batch& batch() const { return *batch_; }
 
-  // The words of the fetch of each server.
-  std::vector<std::vector<uint32_t>> FetchWords() const;
+  // Writes to each server which rows the batch needs.
+  Status Request(const Allocate& allocate) const;
 
   // Looks the batch up in what the servers sent, into one matrix per feature,
   // `[num_outputs, dim]`. Refused if that is not what was asked for.
-  Status LookUp(const std::vector<Span<const float>>& fetched,
+  Status LookUp(const std::vector<Span<const uint8_t>>& fetched,
                 const RowKernels& kernels, const ParallelFor& parallel_for,
                 const std::vector<float*>& activations) const;
 
   // Sums the gradients of each unique row in the order of the host engine, and
   // writes to each server what it is to apply. `fetched` is what it sent.
   Status Fold(const BatchGradients& gradients,
-              const std::vector<Span<const float>>& fetched,
+              const std::vector<Span<const uint8_t>>& fetched,
               const ClosureToken& token, const RowKernels& kernels,
-              const ParallelFor& parallel_for,
-              std::vector<ServerMessage>* messages) const;
+              const ParallelFor& parallel_for, const Allocate& allocate) const;
 
  private:
   // A shard with its unique rows [first, last) of its table.
@@ -77,7 +78,18 @@ class WorkerStep {
 
   WorkerStep() = default;
 
-  Status CheckFetched(const std::vector<Span<const float>>& fetched) const;
+  Status CheckFetched(const std::vector<Span<const uint8_t>>& fetched) const;
+  template <typename T>
+  Status LookUpAs(const std::vector<Span<const uint8_t>>& fetched,
+                  const RowKernels& kernels, const ParallelFor& parallel_for,
+                  const std::vector<float*>& activations) const;
+  // Of each part, how many rows an update sends for it, and all of these by
+  // server. `is_single`: a row comes once for each contribution.
+  struct Sent {
+    std::vector<std::vector<uint32_t>> counts;
+    std::vector<std::vector<uint8_t>> rows;
+  };
+  Sent RowsToSend(const std::vector<bool>& is_single) const;
   void RankRows(size_t table, const std::vector<uint32_t>& positions);
 
   std::shared_ptr<const ServersConfig> config_;

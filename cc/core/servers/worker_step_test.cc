@@ -12,6 +12,7 @@
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_test.h"
 #include "cc/core/optimizers/optimizer.h"
@@ -19,12 +20,15 @@
 #include "cc/core/servers/applied_closures.h"
 #include "cc/core/servers/messages.h"
 #include "cc/core/servers/pieces.h"
+#include "cc/core/servers/wire.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {
 namespace {
+
+using Bytes = std::vector<uint8_t>;
 
 EngineConfig ContiguousConfig() {
   EngineConfig config = TestConfig(1);
@@ -78,15 +82,22 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
     return view;
   }
 
-  std::vector<float> Fetch(int32_t server, const std::vector<uint32_t>& words) {
-    const auto pieces = PiecesOf(server);
+  std::vector<PieceSize> SizesOf(int32_t server) {
     std::vector<PieceSize> sizes;
-    for (const auto& [t, s] : pieces) {
-      sizes.push_back({config_->engine.tables[t].name,
-                       tables_[t].partition().shard_size(s)});
+    for (const auto& [t, s] : PiecesOf(server)) {
+      const TableSpec& table = config_->engine.tables[t];
+      sizes.push_back({table.name, tables_[t].partition().shard_size(s),
+                       table.dim, /*num_hyperparameters=*/1});
     }
-    std::vector<Span<const uint32_t>> rows;
-    EXPECT_TRUE(ReadRows(words, sizes, &rows).ok());
+    return sizes;
+  }
+
+  template <typename T>
+  Bytes Fetch(int32_t server, const Bytes& request) {
+    const auto pieces = PiecesOf(server);
+    FetchMessage message;
+    EXPECT_TRUE(message.Read(request, SizesOf(server)).ok());
+    EXPECT_EQ(message.wire, config_->wire);
     std::vector<RowPartition> partitions(pieces.size());
     std::vector<PieceRead> reads(pieces.size());
     for (size_t p = 0; p < pieces.size(); ++p) {
@@ -95,26 +106,20 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
       reads[p].table.partition = view.partition;
       reads[p].table.dim = view.dim;
       reads[p].table.shards = {view.shards[0]};
-      reads[p].rows = rows[p];
+      reads[p].rows = message.rows[p];
     }
-    std::vector<float> fetched(kFetchedHeader + NumValues(reads));
+    Bytes fetched(kFetchedHeader + NumValues(reads) * sizeof(T));
     WriteNumUpdates(5, fetched.data());
-    FetchRows(reads, kernels_, UnevenFor(3), fetched.data() + kFetchedHeader);
+    FetchRows(reads, kernels_, UnevenFor(3),
+              reinterpret_cast<T*>(fetched.data() + kFetchedHeader));
     return fetched;
   }
 
-  void Apply(int32_t server, const ServerMessage& message) {
+  void Apply(int32_t server, const Bytes& request) {
     const auto places = PiecesOf(server);
-    ApplyHeader header;
-    Span<const uint32_t> words;
-    ASSERT_TRUE(ReadHeader(message.words, &header, &words).ok());
-    EXPECT_EQ(header.token.number, 4);
-    EXPECT_EQ(header.num_updates, 5);
-    std::vector<PieceSize> sizes;
     std::vector<Piece> pieces;
     for (const auto& [t, s] : places) {
       const TableSpec& table = config_->engine.tables[t];
-      sizes.push_back({table.name, tables_[t].partition().shard_size(s)});
       Piece piece;
       piece.table = table.name;
       piece.dim = table.dim;
@@ -122,21 +127,70 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
       piece.num_hyperparameters = 1;
       pieces.push_back(piece);
     }
-    std::vector<Span<const uint32_t>> rows;
-    ASSERT_TRUE(ReadRows(words, sizes, &rows).ok());
+    ApplyMessage message;
+    ASSERT_TRUE(message.Read(request, SizesOf(server)).ok());
+    EXPECT_EQ(message.header.token.number, 4);
+    EXPECT_EQ(message.header.num_updates, 5);
+    std::vector<float> widened(message.half_gradients.size());
+    FromBfloat16(message.half_gradients, SerialFor, widened.data());
+    const bool is_narrow = message.wire == RowType::kBfloat16;
+    std::vector<PieceUpdate> updates;
+    const Status status = ReadUpdates(
+        pieces, message, is_narrow ? widened : message.gradients, &updates);
+    ASSERT_TRUE(status.ok()) << status.message();
     std::vector<RowPartition> partitions(2 * pieces.size());
-    std::vector<PieceUpdate> updates(pieces.size());
     for (size_t p = 0; p < pieces.size(); ++p) {
       const auto [t, s] = places[p];
-      updates[p].rows = rows[p];
       updates[p].table = View(&tables_[t], s, &partitions[2 * p]);
       if (NumSlots(pieces[p].optimizer) == 1) {
         updates[p].slots = {View(&slots_[t], s, &partitions[2 * p + 1])};
       }
     }
-    const Status status = ReadValues(pieces, message.values, &updates);
-    ASSERT_TRUE(status.ok()) << status.message();
     ApplyUpdates(pieces, updates, 0, kernels_, UnevenFor(2));
+  }
+
+  // A step of all servers: its activations, after which gradients follow.
+  template <typename T>
+  Values Step(const TestBatch& batch, const Values& like, uint32_t seed,
+              Values* gradients) {
+    const auto step =
+        WorkerStep::Make(config_, trainer_.MakeBatch(batch), UnevenFor(2));
+    std::vector<Bytes> requests(3), received;
+    std::vector<Span<const uint8_t>> fetched;
+    EXPECT_TRUE(step->Request(Into(&requests)).ok());
+    for (int32_t s = 0; s < 3; ++s) {
+      received.push_back(Fetch<T>(s, requests[s]));
+    }
+    for (const Bytes& one : received) fetched.push_back(one);
+    Values found;
+    std::vector<float*> out;
+    for (const std::vector<float>& one : like) {
+      found.emplace_back(one.size());
+      gradients->push_back(RandomFloats(one.size(), seed));
+    }
+    for (std::vector<float>& one : found) out.push_back(one.data());
+    EXPECT_TRUE(step->LookUp(fetched, kernels_, UnevenFor(3), out).ok());
+    BatchGradients given = Trainer::MakeGradients(*gradients);
+    given.hyperparameters = {{kLearningRate}, {kLearningRate}};
+    EXPECT_TRUE(step->Fold(given, fetched, {1, 4, 9}, kernels_, UnevenFor(3),
+                           Into(&requests))
+                    .ok());
+    for (int32_t s = 0; s < 3; ++s) Apply(s, requests[s]);
+    return found;
+  }
+
+  static Allocate Into(std::vector<Bytes>* requests) {
+    return [requests](int32_t server, int64_t size, uint8_t** bytes) {
+      (*requests)[server].assign(size, 0);
+      *bytes = (*requests)[server].data();
+      return Status();
+    };
+  }
+
+  void UseBfloat16() {
+    auto config = std::make_shared<ServersConfig>(*config_);
+    config->wire = RowType::kBfloat16;
+    config_ = std::move(config);
   }
 
   static void ExpectSameBits(const TestTable& one, const TestTable& other) {
@@ -159,34 +213,10 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
 TEST_P(ServersTest, AStepIsThatOfTheHostEngineToTheBit) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const TestBatch batch = RandomBatch(config_->engine, seed % 7, 100 * seed);
-    Values expected;
+    Values expected, gradients;
     ASSERT_TRUE(trainer_.Enqueue(0, batch).ok());
     ASSERT_TRUE(trainer_.Dequeue(0, &expected).ok());
-
-    const auto step =
-        WorkerStep::Make(config_, trainer_.MakeBatch(batch), UnevenFor(2));
-    std::vector<std::vector<float>> received;
-    std::vector<Span<const float>> fetched;
-    const auto words = step->FetchWords();
-    for (int32_t s = 0; s < 3; ++s) received.push_back(Fetch(s, words[s]));
-    for (const std::vector<float>& one : received) fetched.push_back(one);
-    Values found, gradients;
-    std::vector<float*> out;
-    for (const std::vector<float>& one : expected) {
-      found.emplace_back(one.size());
-      gradients.push_back(RandomFloats(one.size(), seed));
-    }
-    for (std::vector<float>& one : found) out.push_back(one.data());
-    ASSERT_TRUE(step->LookUp(fetched, kernels_, UnevenFor(3), out).ok());
-    EXPECT_EQ(found, expected);
-
-    BatchGradients given = Trainer::MakeGradients(gradients);
-    given.hyperparameters = {{kLearningRate}, {kLearningRate}};
-    std::vector<ServerMessage> messages;
-    ASSERT_TRUE(
-        step->Fold(given, fetched, {1, 4, 9}, kernels_, UnevenFor(3), &messages)
-            .ok());
-    for (int32_t s = 0; s < 3; ++s) Apply(s, messages[s]);
+    EXPECT_EQ(Step<float>(batch, expected, seed, &gradients), expected);
     ASSERT_TRUE(trainer_.Apply(0, gradients).ok());
     for (size_t t = 0; t < tables_.size(); ++t) {
       ExpectSameBits(trainer_.tables()[t], tables_[t]);
@@ -195,12 +225,36 @@ TEST_P(ServersTest, AStepIsThatOfTheHostEngineToTheBit) {
   }
 }
 
+TEST_P(ServersTest, AStepInBfloat16IsThatOfTheHostEngineWithinItsError) {
+  UseBfloat16();
+  const TestBatch batch = RandomBatch(config_->engine, 5, 77);
+  Values expected, gradients;
+  ASSERT_TRUE(trainer_.Enqueue(0, batch).ok());
+  ASSERT_TRUE(trainer_.Dequeue(0, &expected).ok());
+  const Values found = Step<uint16_t>(batch, expected, 3, &gradients);
+  for (size_t f = 0; f < expected.size(); ++f) {
+    for (size_t i = 0; i < expected[f].size(); ++i) {
+      EXPECT_NEAR(found[f][i], expected[f][i], 0.25f) << f << ", " << i;
+    }
+  }
+  ASSERT_TRUE(trainer_.Apply(0, gradients).ok());
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    for (size_t s = 0; s < tables_[t].shards().size(); ++s) {
+      const std::vector<float>& ours = tables_[t].shards()[s];
+      const std::vector<float>& host = trainer_.tables()[t].shards()[s];
+      for (size_t i = 0; i < ours.size(); ++i) {
+        EXPECT_NEAR(ours[i], host[i], 0.25f) << t << ", " << s << ", " << i;
+      }
+    }
+  }
+}
+
 TEST_P(ServersTest, OtherSizesThanAskedForAreRefused) {
   const auto step = WorkerStep::Make(
       config_, trainer_.MakeBatch(RandomBatch(config_->engine, 3, 1)),
       SerialFor);
-  const std::vector<float> nothing;
-  const std::vector<Span<const float>> few(2, nothing), empty(3, nothing);
+  const Bytes nothing;
+  const std::vector<Span<const uint8_t>> few(2, nothing), empty(3, nothing);
   EXPECT_NE(
       step->LookUp(few, kernels_, SerialFor, {}).message().find("each of"),
       std::string::npos);
@@ -228,21 +282,29 @@ TEST(ServersConfigTest, ShardsAreContiguousAndOnAServer) {
             std::string::npos);
 }
 
-TEST(PiecesTest, ValuesThatDoNotFitAreRefused) {
+TEST(ServersConfigTest, ValuesTravelAsFloat32OrBfloat16) {
+  ServersConfig config;
+  config.engine = ContiguousConfig();
+  config.server_of_shard = {0, 0, 0, 0, 0};
+  config.wire = RowType::kFloat16;
+  EXPECT_NE(CheckServersConfig(config).message().find("`wire_dtype`"),
+            std::string::npos);
+}
+
+TEST(PiecesTest, AHyperparameterThatIsNoGoodIsRefused) {
   std::vector<Piece> pieces(1);
   pieces[0].table = "ads";
   pieces[0].dim = 2;
   pieces[0].optimizer = Optimizer::kSgd;
-  pieces[0].num_hyperparameters = 1;
-  std::vector<PieceUpdate> updates(1);
-  const std::vector<uint32_t> rows = {3, 1};
-  updates[0].rows = rows;
-  const auto refusal = [&](std::vector<float> values) {
-    return ReadValues(pieces, values, &updates).message();
-  };
-  EXPECT_NE(refusal({1, 1, 1}).find("5 values"), std::string::npos);
-  EXPECT_NE(refusal({-1, 1, 1, 1, 1}).find("learning rate"), std::string::npos);
-  EXPECT_NE(refusal({1, 1, 1, 1, 1}).find("must ascend"), std::string::npos);
+  ApplyMessage message;
+  message.rows = {{1}};
+  const std::vector<float> rate = {-1};
+  message.hyperparameters = {rate};
+  std::vector<PieceUpdate> updates;
+  EXPECT_NE(ReadUpdates(pieces, message, std::vector<float>{1, 1}, &updates)
+                .message()
+                .find("learning rate"),
+            std::string::npos);
 }
 
 }  // namespace

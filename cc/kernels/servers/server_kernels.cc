@@ -14,10 +14,12 @@
 #include "cc/core/servers/applied_closures.h"
 #include "cc/core/servers/messages.h"
 #include "cc/core/servers/pieces.h"
+#include "cc/core/servers/wire.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "cc/kernels/servers/aligned_bytes.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -79,21 +81,22 @@ class PiecesOp : public Kernel {
                      pieces_.size(), " shards. Received: ", values->size()));
   }
 
-  // The rows of a request, and the partition of each shard's own rows.
-  absl::Status ReadRequest(const LockedShards& shards,
-                           Span<const uint32_t> words,
-                           std::vector<RowPartition>* partitions,
-                           std::vector<Span<const uint32_t>>* rows) const {
-    std::vector<PieceSize> sizes;
+  // What a message is checked against, and the partition of each shard's own
+  // rows.
+  absl::Status ReadSizes(const LockedShards& shards,
+                         std::vector<RowPartition>* partitions,
+                         std::vector<PieceSize>* sizes) const {
     partitions->resize(pieces_.size());
     for (size_t p = 0; p < pieces_.size(); ++p) {
+      const Piece& piece = pieces_[p];
       int64_t num_rows;
       TF_RETURN_IF_ERROR(
-          shards.NumRows(static_cast<int>(p), pieces_[p].table, &num_rows));
+          shards.NumRows(static_cast<int>(p), piece.table, &num_rows));
       TF_RETURN_IF_ERROR(OneShard(num_rows, &(*partitions)[p]));
-      sizes.push_back({pieces_[p].table, num_rows});
+      sizes->push_back(
+          {piece.table, num_rows, piece.dim, piece.num_hyperparameters});
     }
-    return ToTf(ReadRows(words, sizes, rows));
+    return absl::OkStatus();
   }
 
  private:
@@ -132,16 +135,17 @@ class FetchRowsOp : public PiecesOp {
   using PiecesOp::PiecesOp;
 
   void Run(OpKernelContext* ctx) override {
-    const Tensor* request;
-    OP_REQUIRES_OK(ctx, GetInput(ctx, "request", 1, &request));
+    AlignedBytes request;
+    OP_REQUIRES_OK(ctx, request.Get(ctx, "request"));
     LockedShards shards;
     OP_REQUIRES_OK(ctx, shards.Lock(ctx, {"shards", "applied"},
                                     LockedShards::Mode::kShared));
     const int num_shards = static_cast<int>(pieces().size());
     std::vector<RowPartition> partitions;
-    std::vector<Span<const uint32_t>> rows;
-    OP_REQUIRES_OK(
-        ctx, ReadRequest(shards, View<uint32_t>(*request), &partitions, &rows));
+    std::vector<PieceSize> sizes;
+    OP_REQUIRES_OK(ctx, ReadSizes(shards, &partitions, &sizes));
+    FetchMessage message;
+    OP_REQUIRES_OK(ctx, ToTf(message.Read(request.bytes(), sizes)));
     ShardedView<const int64_t> applied;
     OP_REQUIRES_OK(ctx, shards.View(num_shards, kApplied, applied_partition(),
                                     {}, &applied, tensorflow::DT_INT64));
@@ -149,7 +153,7 @@ class FetchRowsOp : public PiecesOp {
     for (int p = 0; p < num_shards; ++p) {
       const Piece& piece = pieces()[p];
       reads[p].row_type = piece.row_type;
-      reads[p].rows = rows[p];
+      reads[p].rows = message.rows[p];
       if (piece.row_type == RowType::kFloat32) {
         OP_REQUIRES_OK(ctx, shards.View(p, piece.table, partitions[p],
                                         {piece.dim}, &reads[p].table));
@@ -162,14 +166,23 @@ class FetchRowsOp : public PiecesOp {
     Tensor* fetched = nullptr;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(
-                 "fetched", TensorShape({kFetchedHeader + NumValues(reads)}),
+                 "fetched",
+                 TensorShape({kFetchedHeader +
+                              NumValues(reads) * WireBytes(message.wire)}),
                  &fetched));
-    float* const out = fetched->flat<float>().data();
+    uint8_t* const out = fetched->flat<uint8_t>().data();
     WriteNumUpdates(AppliedClosures::NumUpdates(
                         {applied.shards[0], applied_partition().num_rows()}),
                     out);
-    FetchRows(reads, RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx),
-              out + kFetchedHeader);
+    const RowKernels& kernels = RowKernelsFor(CurrentCpuLevel());
+    uint8_t* const values = out + kFetchedHeader;
+    if (message.wire == RowType::kFloat32) {
+      FetchRows(reads, kernels, TfParallelFor(ctx),
+                reinterpret_cast<float*>(values));
+    } else {
+      FetchRows(reads, kernels, TfParallelFor(ctx),
+                reinterpret_cast<uint16_t*>(values));
+    }
   }
 };
 
@@ -213,14 +226,8 @@ class ApplyRowsOp : public PiecesOp {
 
   // All checks come first: a request that is refused has changed nothing.
   absl::Status ApplyOnce(OpKernelContext* ctx, bool* is_new) const {
-    const Tensor* request;
-    const Tensor* values;
-    TF_RETURN_IF_ERROR(GetInput(ctx, "request", 1, &request));
-    TF_RETURN_IF_ERROR(GetInput(ctx, "values", 1, &values));
-    ApplyHeader header;
-    Span<const uint32_t> words;
-    TF_RETURN_IF_ERROR(
-        ToTf(ReadHeader(View<uint32_t>(*request), &header, &words)));
+    AlignedBytes request;
+    TF_RETURN_IF_ERROR(request.Get(ctx, "request"));
     LockedShards shards;
     TF_RETURN_IF_ERROR(
         shards.Lock(ctx, {"shards", "slots", "rounding_steps", "applied"},
@@ -228,8 +235,11 @@ class ApplyRowsOp : public PiecesOp {
     TF_RETURN_IF_ERROR(CheckVariables(ctx, shards));
 
     std::vector<RowPartition> partitions;
-    std::vector<Span<const uint32_t>> rows;
-    TF_RETURN_IF_ERROR(ReadRequest(shards, words, &partitions, &rows));
+    std::vector<PieceSize> sizes;
+    TF_RETURN_IF_ERROR(ReadSizes(shards, &partitions, &sizes));
+    ApplyMessage message;
+    TF_RETURN_IF_ERROR(ToTf(message.Read(request.bytes(), sizes)));
+    const ApplyHeader& header = message.header;
     ShardedView<int64_t> applied;
     TF_RETURN_IF_ERROR(shards.MutableView(ctx, shards.size() - 1, kApplied,
                                           applied_partition(), {}, &applied,
@@ -239,10 +249,15 @@ class ApplyRowsOp : public PiecesOp {
     bool is_repeated;
     TF_RETURN_IF_ERROR(ToTf(closures.Check(header.token, &is_repeated)));
 
-    std::vector<PieceUpdate> updates(pieces().size());
-    for (size_t p = 0; p < updates.size(); ++p) updates[p].rows = rows[p];
-    TF_RETURN_IF_ERROR(
-        ToTf(ReadValues(pieces(), View<float>(*values), &updates)));
+    Span<const float> values = message.gradients;
+    std::vector<float> widened;
+    if (message.wire == RowType::kBfloat16) {
+      widened.resize(message.half_gradients.size());
+      FromBfloat16(message.half_gradients, TfParallelFor(ctx), widened.data());
+      values = widened;
+    }
+    std::vector<PieceUpdate> updates;
+    TF_RETURN_IF_ERROR(ToTf(ReadUpdates(pieces(), message, values, &updates)));
     *is_new = !is_repeated;
     if (is_repeated) {
       closures.Repeat();

@@ -1,7 +1,6 @@
 // What a worker does in a step over servers: ids to requests, rows to
 // activations, gradients to sums.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,27 +9,30 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
-#include "cc/core/servers/messages.h"
 #include "cc/core/servers/worker_step.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/kernels/engine/batch_inputs.h"
 #include "cc/kernels/engine/engine_config_reader.h"
 #include "cc/kernels/kernel_util.h"
+#include "cc/kernels/servers/aligned_bytes.h"
 #include "cc/kernels/servers/plan_tensor.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/framework/variant.h"
 
 namespace layoutmap {
 namespace {
 
+using tensorflow::DataType;
 using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -38,15 +40,32 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-template <typename T>
-absl::Status SetOutput(OpOutputList* outputs, int i,
-                       const std::vector<T>& values) {
-  Tensor* output = nullptr;
-  TF_RETURN_IF_ERROR(outputs->allocate(
-      i, TensorShape({static_cast<int64_t>(values.size())}), &output));
-  std::copy(values.begin(), values.end(), output->flat<T>().data());
-  return absl::OkStatus();
-}
+// Memory for the messages to servers.
+class Requests {
+ public:
+  absl::Status Get(OpKernelContext* ctx) {
+    return ctx->output_list("requests", &list_);
+  }
+
+  Allocate allocate() {
+    return [this](int32_t server, int64_t size, uint8_t** bytes) {
+      Tensor* output = nullptr;
+      status_ = list_.allocate(server, TensorShape({size}), &output);
+      if (!status_.ok()) return OutOfMemory("No memory for a request");
+      *bytes = output->flat<uint8_t>().data();
+      return Status();
+    };
+  }
+
+  // What the core says, or TensorFlow has said.
+  absl::Status Result(const Status& status) const {
+    return status_.ok() ? ToTf(status) : status_;
+  }
+
+ private:
+  OpOutputList list_;
+  absl::Status status_;
+};
 
 absl::Status CheckCount(const char* name, size_t expected, size_t received) {
   if (expected == received) return absl::OkStatus();
@@ -54,16 +73,27 @@ absl::Status CheckCount(const char* name, size_t expected, size_t received) {
       "`", name, "` must be ", expected, ". Received: ", received));
 }
 
-absl::Status GetFetched(OpKernelContext* ctx,
-                        std::vector<Span<const float>>* fetched) {
-  OpInputList list;
-  TF_RETURN_IF_ERROR(ctx->input_list("fetched", &list));
-  for (const Tensor& tensor : list) {
-    TF_RETURN_IF_ERROR(CheckRank("fetched", tensor, 1));
-    fetched->push_back(View<float>(tensor));
+// The input `fetched`.
+class Fetched {
+ public:
+  absl::Status Get(OpKernelContext* ctx) {
+    OpInputList list;
+    TF_RETURN_IF_ERROR(ctx->input_list("fetched", &list));
+    tensors_.resize(list.size());
+    for (int s = 0; s < list.size(); ++s) {
+      TF_RETURN_IF_ERROR(CheckRank("fetched", list[s], 1));
+      tensors_[s].Set(list[s]);
+      bytes_.push_back(tensors_[s].bytes());
+    }
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
+
+  const std::vector<Span<const uint8_t>>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<AlignedBytes> tensors_;
+  std::vector<Span<const uint8_t>> bytes_;
+};
 
 template <typename Tid>
 class PlanStepOp : public Kernel {
@@ -75,6 +105,10 @@ class PlanStepOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_servers", &config->num_servers));
     OP_REQUIRES_OK(ctx,
                    ctx->GetAttr("shard_servers", &config->server_of_shard));
+    DataType wire;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("wire_dtype", &wire));
+    config->wire = wire == tensorflow::DT_BFLOAT16 ? RowType::kBfloat16
+                                                   : RowType::kFloat32;
     OP_REQUIRES_OK(ctx, ToTf(CheckServersConfig(*config)));
     OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config->engine, &engine_)));
     config_ = std::move(config);
@@ -87,12 +121,10 @@ class PlanStepOp : public Kernel {
     OP_REQUIRES_OK(ctx, ToTf(made));
     PlanTensor plan = {
         WorkerStep::Make(config_, std::move(batch), TfParallelFor(ctx))};
-    OpOutputList requests;
-    OP_REQUIRES_OK(ctx, ctx->output_list("requests", &requests));
-    const std::vector<std::vector<uint32_t>> words = plan.step->FetchWords();
-    for (size_t s = 0; s < words.size(); ++s) {
-      OP_REQUIRES_OK(ctx, SetOutput(&requests, static_cast<int>(s), words[s]));
-    }
+    Requests requests;
+    OP_REQUIRES_OK(ctx, requests.Get(ctx));
+    OP_REQUIRES_OK(ctx,
+                   requests.Result(plan.step->Request(requests.allocate())));
     OP_REQUIRES_OK(
         ctx, SetScalar(ctx, "plan", tensorflow::Variant(std::move(plan))));
   }
@@ -110,10 +142,10 @@ class CombineRowsOp : public Kernel {
 
   void Run(OpKernelContext* ctx) override {
     std::shared_ptr<const WorkerStep> step;
-    std::vector<Span<const float>> fetched;
+    Fetched fetched;
     OpOutputList outputs;
     OP_REQUIRES_OK(ctx, GetPlan(ctx, &step));
-    OP_REQUIRES_OK(ctx, GetFetched(ctx, &fetched));
+    OP_REQUIRES_OK(ctx, fetched.Get(ctx));
     OP_REQUIRES_OK(ctx, ctx->output_list("activations", &outputs));
     const EngineConfig& config = step->config().engine;
     const Batch& batch = step->batch();
@@ -130,9 +162,9 @@ class CombineRowsOp : public Kernel {
                      outputs.allocate(static_cast<int>(f), shape, &output));
       activations.push_back(output->flat<float>().data());
     }
-    OP_REQUIRES_OK(ctx,
-                   ToTf(step->LookUp(fetched, RowKernelsFor(CurrentCpuLevel()),
-                                     TfParallelFor(ctx), activations)));
+    OP_REQUIRES_OK(ctx, ToTf(step->LookUp(fetched.bytes(),
+                                          RowKernelsFor(CurrentCpuLevel()),
+                                          TfParallelFor(ctx), activations)));
   }
 };
 
@@ -142,25 +174,19 @@ class FoldGradientsOp : public Kernel {
 
   void Run(OpKernelContext* ctx) override {
     std::shared_ptr<const WorkerStep> step;
-    std::vector<Span<const float>> fetched;
+    Fetched fetched;
     BatchGradients gradients;
     ClosureToken token;
-    OpOutputList requests, values;
+    Requests requests;
     OP_REQUIRES_OK(ctx, GetPlan(ctx, &step));
-    OP_REQUIRES_OK(ctx, GetFetched(ctx, &fetched));
+    OP_REQUIRES_OK(ctx, fetched.Get(ctx));
     OP_REQUIRES_OK(ctx, GetGradients(ctx, step->config().engine, &gradients));
     OP_REQUIRES_OK(ctx, GetToken(ctx, &token));
-    OP_REQUIRES_OK(ctx, ctx->output_list("requests", &requests));
-    OP_REQUIRES_OK(ctx, ctx->output_list("values", &values));
-    std::vector<ServerMessage> messages;
-    OP_REQUIRES_OK(ctx, ToTf(step->Fold(gradients, fetched, token,
-                                        RowKernelsFor(CurrentCpuLevel()),
-                                        TfParallelFor(ctx), &messages)));
-    for (size_t s = 0; s < messages.size(); ++s) {
-      const int i = static_cast<int>(s);
-      OP_REQUIRES_OK(ctx, SetOutput(&requests, i, messages[s].words));
-      OP_REQUIRES_OK(ctx, SetOutput(&values, i, messages[s].values));
-    }
+    OP_REQUIRES_OK(ctx, requests.Get(ctx));
+    OP_REQUIRES_OK(ctx, requests.Result(step->Fold(
+                            gradients, fetched.bytes(), token,
+                            RowKernelsFor(CurrentCpuLevel()),
+                            TfParallelFor(ctx), requests.allocate())));
   }
 
  private:

@@ -543,6 +543,8 @@ def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
     ({"pipeline_execution_with_tensor_core": 1}, TypeError,
      "pipeline_execution_with_tensor_core"),
     ({"out_of_range": "wrap"}, ValueError, "`out_of_range` must be one of"),
+    ({"wire_dtype": "int8"}, ValueError, "`wire_dtype` must be one of"),
+    ({"wire_dtype": "bfloat16"}, ValueError, "without servers no rows travel"),
     ({"partitioner": 3}, TypeError, "`partitioner` must be a callable"),
 ])
 def test_options_that_cannot_be_are_refused(options, error, words_):

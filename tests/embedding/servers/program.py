@@ -185,6 +185,42 @@ def ids_out_of_range(strategy, coordinator):
     return wrong
 
 
+def bfloat16_on_the_wire(strategy, coordinator):
+    """Beside the host engine, and what it says and keeps."""
+    host = embedding(tpu.SGD(0.25))
+    with strategy.scope():
+        ours = embedding(tpu.SGD(0.25), wire_dtype="bfloat16")
+    # Rows and gradients are below 1 and off by 2^-8 of themselves; a sample
+    # has up to 4 ids of weights up to 2, a row up to 30 contributions of up to
+    # 2 times a gradient, whose sum is rounded once.
+    ids, weights = batch(0)
+    given = {"clicked": weights, "shown": None, "text": None, "bag": None}
+
+    def step_with(one):
+        @tf.function
+        def step(ids):
+            one.enqueue(ids, given)
+            activations = one.dequeue()
+            one.apply_gradients({
+                name: tf.fill(tf.shape(found), 1 / 3)
+                for name, found in activations.items()})
+            return activations
+        return step
+
+    future = coordinator.schedule(step_with(ours), args=(ids,))
+    coordinator.join()
+    expected = step_with(host)(ids)
+    activations = max(np.abs(found - expected[name].numpy()).max()
+                      for name, found in future.fetch().items())
+    rows = max(abs(one.numpy() - other.numpy()).max() for one, other in zip(
+        ours.embedding_tables.values(), host.embedding_tables.values(),
+        strict=True))
+    return [bool(0 < activations <= 4 * 2 * 2**-8),
+            bool(0 < rows <= 0.25 * 30 * 2 / 3 * 2**-8),
+            ours.stats()["wire_dtype"],
+            [one.dtype.name for one in ours.embedding_tables.values()]]
+
+
 def half_tables(strategy, coordinator):
     return trained(strategy, coordinator, "adagrad", table_dtypes={
         "ads": "bfloat16", "words": "float16"})[2]
@@ -475,7 +511,8 @@ def places(strategy, coordinator):
 CASES = {
     **optimizer_cases(),
     **{case.__name__: case for case in [
-        quantized, ids_out_of_range, half_tables, checkpoints,
+        quantized, ids_out_of_range, bfloat16_on_the_wire, half_tables,
+        checkpoints,
         checkpoint_of_another_number_of_servers, stats, stale_step, bad_id,
         closure_run_again,
         two_steps_in_a_closure, calls_of_a_step, looked_up_without_a_step,

@@ -55,6 +55,11 @@ def test_so_are_rows_that_are_quantized(found):
     assert found["quantized"] == [True, []]
 
 
+def test_bfloat16_on_the_wire_is_off_by_its_error_and_said_in_stats(found):
+    assert found["bfloat16_on_the_wire"] == [
+        True, True, "bfloat16", ["float32", "float32"]]
+
+
 def test_ids_out_of_range_are_dropped_or_clipped_as_there(found):
     assert found["ids_out_of_range"] == []
 
@@ -126,7 +131,7 @@ def test_a_step_is_two_calls_of_each_server_for_any_number_of_tables(by_two):
     assert few == many == [
         [f"/job:ps/replica:0/task:{task}/device:CPU:0", f"LayoutMap>{op}",
          num_inputs, 1]
-        for task in (0, 1) for op, num_inputs in [("ApplyRows", 2),
+        for task in (0, 1) for op, num_inputs in [("ApplyRows", 1),
                                                   ("FetchRows", 1)]]
 
 

@@ -120,7 +120,7 @@ class TableAccess:
           ids: `staleness`: `mean` and `max` of the updates that a server made
           between sending the rows of a step and applying its gradients;
           `num_repeated`: closures that came again after they were applied;
-          `servers`: by device, `num_updates`.
+          `servers`: by device, `num_updates`; `wire_dtype`: how rows travel.
         """
         backend = self._state.require_host("stats")
         if not tf.executing_eagerly():

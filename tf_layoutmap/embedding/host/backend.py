@@ -17,7 +17,6 @@ from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
-    build_shapes,
     forward_only,
     replica_step,
     replicas,
@@ -78,10 +77,8 @@ class HostBackend:
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
-        num_samples = build_shapes.read_arguments(
-            self._feature_config, self._spec.features, shapes, batch_size)
-        if num_samples is not None:
-            self._shapes.declare(num_samples)
+        self._shapes.declare_arguments(
+            self._feature_config, shapes, batch_size)
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables."""

@@ -50,6 +50,20 @@ class StepShapes:
         """Takes a spec whose features are the same, and tables are not."""
         self._spec = spec
 
+    def declare_arguments(self, feature_config: Any, shapes: Any,
+                          batch_size: int | None):
+        """Declares what `build` was told, if anything.
+
+        Args:
+          feature_config: Nested structure of features.
+          shapes: As of `build_shapes.read_arguments`.
+          batch_size: Of every feature, or None.
+        """
+        declared = build_shapes.read_arguments(
+            feature_config, self._spec.features, shapes, batch_size)
+        if declared is not None:
+            self.declare(declared)
+
     def declare(self, shapes: list[Shape]):
         """Holds every later step to these shapes of samples.
 

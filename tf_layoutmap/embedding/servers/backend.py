@@ -18,7 +18,7 @@ from tf_layoutmap.embedding.servers import (
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import build_shapes, forward_only, replicas
+from tf_layoutmap.embedding.step import forward_only, replicas
 from tf_layoutmap.embedding.step import gradients as step_gradients
 from tf_layoutmap.embedding.variables import tables
 
@@ -39,7 +39,7 @@ class ServersBackend:
         self, feature_config: Any, spec: config.EmbeddingSpec,
         strategy_replicas: replicas.Replicas, *,
         partitioner: tables.Partitioner | None, is_pipelined: bool,
-        out_of_range: str, rounding_seed: int,
+        out_of_range: str, rounding_seed: int, wire_dtype: str,
     ):
         """Takes the checked arguments of `TPUEmbedding`.
 
@@ -62,6 +62,7 @@ class ServersBackend:
         self._spec = spec
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
+        self._wire_dtype = wire_dtype
         self._tables = server_tables.ServerTables(
             strategy_replicas.strategy, partitioner)
         self._shapes = host_shapes.StepShapes(spec)
@@ -90,10 +91,8 @@ class ServersBackend:
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
-        num_samples = build_shapes.read_arguments(
-            self._feature_config, self._spec.features, shapes, batch_size)
-        if num_samples is not None:
-            self._shapes.declare(num_samples)
+        self._shapes.declare_arguments(
+            self._feature_config, shapes, batch_size)
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables, on the servers."""
@@ -105,7 +104,7 @@ class ServersBackend:
         self._ops = step_ops.StepOps(
             self._shapes.fix_spec(), variables, self._devices,
             out_of_range=self._out_of_range,
-            rounding_seed=self._rounding_seed)
+            rounding_seed=self._rounding_seed, wire_dtype=self._wire_dtype)
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -221,6 +220,7 @@ class ServersBackend:
             "num_updates": max(one.num_updates for one in counts.values()),
             "poisoned": "",
             "held": False,
+            "wire_dtype": self._wire_dtype,
             "staleness": {
                 "mean": (sum(one.staleness_sum for one in counts.values())
                          / num_updates if num_updates else 0.0),

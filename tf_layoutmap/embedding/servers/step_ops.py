@@ -59,7 +59,7 @@ class StepOps:
     def __init__(
         self, spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]], devices: list[list[str]], *,
-        out_of_range: str, rounding_seed: int,
+        out_of_range: str, rounding_seed: int, wire_dtype: str,
     ):
         """Groups the variables by server.
 
@@ -69,6 +69,7 @@ class StepOps:
           devices: By table, the device of each shard.
           out_of_range: What becomes of ids that are no row of their table.
           rounding_seed: Of tables with 16-bit rows.
+          wire_dtype: How rows and gradients travel.
         """
         self._spec = spec
         self._rounding_seed = rounding_seed
@@ -86,6 +87,7 @@ class StepOps:
         self._plan_attrs = {
             "num_servers": len(self._servers),
             "shard_servers": shard_servers,
+            "wire_dtype": tf.as_dtype(wire_dtype),
             **host_engine.config_attrs(
                 spec, variables, out_of_range=out_of_range,
                 rounding_seed=rounding_seed)}
@@ -160,10 +162,10 @@ class StepOps:
           hyperparameters: One float32 vector per table.
           token: int64 `[3]` of the closure.
         """
-        requests, values = _ops.fold_gradients(
+        requests = _ops.fold_gradients(
             plan=plan, fetched=list(fetched), gradients=list(gradients),
             hyperparameters=list(hyperparameters), token=token)
-        for server, request, numbers in zip(self._servers, requests, values):
+        for server, request in zip(self._servers, requests):
             specs = [self._spec.tables[one] for one in server.tables]
             with tf.device(server.device):
                 _ops.apply_rows(
@@ -171,8 +173,7 @@ class StepOps:
                     slots=_handles(server.slots),
                     rounding_steps=_handles(server.rounding_steps),
                     applied=server.applied.handle,
-                    request=request, values=numbers,
-                    table_numbers=server.tables,
+                    request=request, table_numbers=server.tables,
                     first_rows=server.first_rows,
                     optimizers=[one.optimizer.name if one.optimizer else "none"
                                 for one in specs],
