@@ -4,13 +4,17 @@
     python examples/dlrm.py --data=/path/to/train.txt --max_lines=2000000
     python examples/dlrm.py --replicas=2
     python examples/dlrm.py --open_vocabulary
+    python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- \
+        python examples/dlrm.py --cluster
 
 Without --data it makes a small file of that format: skewed values, blanks,
 and clicks drawn from planted chances. 26 tables are trained by their own
 optimizers in `tlm.layers.TPUEmbedding`, the towers by Keras; `compile`,
 `fit`, `predict` and saving are Keras' own. The exported model takes lines of
 the file and serves from plain TensorFlow. Started again, it goes on from the
-model it saved last, with any number of replicas.
+model it saved last, with any number of replicas. With --cluster the tables are
+on the parameter servers of TF_CONFIG, and its workers train; what they have
+saved is then measured and exported by this process alone.
 """
 
 from __future__ import annotations
@@ -57,6 +61,9 @@ _CAPACITY = flags.DEFINE_integer(
 _REPLICAS = flags.DEFINE_integer(
     "replicas", 1, "Logical CPUs that share each batch; the tables stay one.",
     lower_bound=1, upper_bound=16)
+_CLUSTER = flags.DEFINE_bool(
+    "cluster", False, "Train over the parameter servers and workers of "
+    "TF_CONFIG, which see --data and --model_dir by the same names.")
 _SEED = flags.DEFINE_integer(
     "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0)
 flags.register_multi_flags_validator(
@@ -67,6 +74,11 @@ flags.register_multi_flags_validator(
     ["open_vocabulary", "replicas"],
     lambda given: not given["open_vocabulary"] or given["replicas"] == 1,
     "--open_vocabulary needs --replicas=1: Keras does not divide strings.")
+flags.register_multi_flags_validator(
+    ["cluster", "open_vocabulary", "replicas"],
+    lambda given: not given["cluster"] or (
+        given["replicas"] == 1 and not given["open_vocabulary"]),
+    "--cluster is for --replicas=1 without --open_vocabulary.")
 
 
 def main(argv: list[str]) -> None:
@@ -85,7 +97,8 @@ def main(argv: list[str]) -> None:
 
         run.run(report, settings, data=_DATA.value,
                 model_dir=_MODEL_DIR.value, fresh=_FRESH.value,
-                max_lines=_MAX_LINES.value, replicas=_REPLICAS.value)
+                max_lines=_MAX_LINES.value, replicas=_REPLICAS.value,
+                cluster=_CLUSTER.value)
 
 
 if __name__ == "__main__":

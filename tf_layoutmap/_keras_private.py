@@ -210,6 +210,11 @@ def build_all(model: keras.Model, element_spec: Any) -> None:
     model._symbolic_build(data_batch=element_spec)
 
 
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns a model and all layers inside of it."""
+    return list(model._flatten_layers())
+
+
 def epoch_of_backup(model: keras.Model) -> int | None:
     """Returns the epoch at which a BackupAndRestore wants to go on."""
     return model._initial_epoch

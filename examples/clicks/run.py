@@ -12,6 +12,7 @@ import tensorflow as tf
 from completion.report import Report
 from completion.training import FACTS, claim_folder
 
+import tf_layoutmap as tlm
 from clicks import serving, training
 from clicks.criteo import (
     CATEGORIES,
@@ -33,14 +34,14 @@ _TOLERANCE = 1e-5
 
 def run(report: Report, settings: Settings, *, data: str | None,
         model_dir: str | None, fresh: bool, max_lines: int,
-        replicas: int) -> None:
+        replicas: int, cluster: bool = False) -> None:
     """Reads or makes the data, trains, measures, exports and shows.
 
     Raises:
       DataError: The data cannot be used, the folder belongs to another
         model, or the saved model is damaged.
     """
-    strategy = _strategy(replicas)
+    strategy = tlm.ps.connect() if cluster else _strategy(replicas)
     folder = Path(model_dir or _cache_folder(data)).expanduser()
     path = Path(data).expanduser() if data else folder / "generated.txt"
     if data is None:
@@ -62,11 +63,15 @@ def run(report: Report, settings: Settings, *, data: str | None,
         **({"capacity": settings.capacity} if is_open else {})})
     saved = training.newest(folder)
     model = training.make_or_load(strategy, settings, table_rows, folder)
-    _show_plan(report, model, replicas)
+    _show_plan(report, model, replicas, cluster)
     report.begin(saved, int(model.optimizer.iterations.numpy()), folder)
     if not training.train(model, clicks, table_rows, settings, folder):
         report.say(f"Nothing left to train: --epochs={settings.epochs}. "
                    "--fresh starts over.")
+    if cluster:
+        # What servers have written, read by one process.
+        model = training.make_or_load(
+            tf.distribute.get_strategy(), settings, table_rows, folder)
     planted = planted_chances(path) if data is None else None
     if is_open:
         _show_keys(report, model, clicks)
@@ -164,16 +169,20 @@ def _show_data(report, clicks):
          "order of time")])
 
 
-def _show_plan(report, model, replicas):
-    stats = model.get_layer(TABLES).embedding.stats()["tables"].values()
+def _show_plan(report, model, replicas, cluster):
+    found = model.get_layer(TABLES).embedding.stats()
+    stats = found["tables"].values()
+    servers = f"in shards on {len(found.get('servers', ()))} servers"
     num_weights = sum(int(np.prod(weight.shape))
                       for weight in model.trainable_weights) - 1
     rows = [
         ["26 tables", f"{sum(one['num_bytes'] for one in stats) / 1e6:.1f}",
          f"{sum(one['num_slot_bytes'] for one in stats) / 1e6:.1f}",
-         "Adagrad, of each table", "once, on the host"],
+         "Adagrad, of each table",
+         servers if cluster else "once, on the host"],
         ["two towers", f"{4 * num_weights / 1e6:.1f}",
          f"{8 * num_weights / 1e6:.1f}", "Adam, by Keras",
+         "on the servers" if cluster else
          "once" if replicas == 1 else f"in each of {replicas} replicas"]]
     report.table("The plan", ["weights", "MB", "MB of optimizer",
                               "optimizer", "held"], rows,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 from completion.data.corpus import DataError
 
+import tf_layoutmap as tlm
 from clicks.criteo import Clicks, held_out_batches, training_batches
 from clicks.model import build_model
 from clicks.settings import Settings
@@ -66,14 +68,23 @@ def train(model: keras.Model, clicks: Clicks, table_rows: list[int] | None,
     first_epoch = int(model.optimizer.iterations.numpy()) // steps
     if first_epoch >= settings.epochs:
         return False
+    def data(make: Callable[[], tf.data.Dataset]):
+        if not isinstance(model.distribute_strategy,
+                          tf.distribute.ParameterServerStrategy):
+            return make()
+        # Each worker reads all lines, and keeps its batches.
+        return tlm.ps.Datasets(lambda context: make().shard(
+            context.num_input_pipelines, context.input_pipeline_id))
+
     model.fit(
-        training_batches(
+        data(lambda: training_batches(
             clicks, table_rows, settings.batch_size, first_epoch=first_epoch,
-            epochs=settings.epochs, seed=settings.seed),
+            epochs=settings.epochs, seed=settings.seed)),
         epochs=settings.epochs, initial_epoch=first_epoch,
         steps_per_epoch=steps,
-        validation_data=held_out_batches(
-            clicks, table_rows, settings.batch_size), shuffle=False,
+        validation_data=data(lambda: held_out_batches(
+            clicks, table_rows, settings.batch_size)),
+        shuffle=False,
         # A log is not redrawn; a line an epoch is enough.
         verbose=1 if sys.stdout.isatty() else 2,
         callbacks=[keras.callbacks.ModelCheckpoint(folder / _NAME),

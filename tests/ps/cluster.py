@@ -1,5 +1,6 @@
 """A cluster of real processes on loopback, which a test kills as it likes."""
 
+import ctypes
 import json
 import os
 import pathlib
@@ -12,6 +13,12 @@ from tests.processes import ROOT
 from tf_layoutmap.local_cluster.processes import free_ports
 
 _SERVER = [sys.executable, "-m", "tf_layoutmap.server"]
+
+
+def heed_permissions():
+    """Lets permission bits count for root, too; of a process to be started."""
+    drop, overrides_permissions = 24, 1  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE.
+    ctypes.CDLL(None).prctl(drop, overrides_permissions, 0, 0, 0)
 
 
 class Cluster:
@@ -45,8 +52,8 @@ class Cluster:
         log = self.log(job, index)
         with log.open("w") as file:
             self.processes[job, index] = subprocess.Popen(
-                command or _SERVER, stdout=file, stderr=subprocess.STDOUT,
-                cwd=ROOT, env={
+                command or _SERVER, preexec_fn=heed_permissions,
+                stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env={
                     **os.environ, "PYTHONPATH": str(ROOT),
                     "GRPC_FAIL_FAST": "use_caller", "PYTHONUNBUFFERED": "1",
                     "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "",

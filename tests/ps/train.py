@@ -50,6 +50,7 @@ def main():
     bad = options.pop("bad_closure", None)
     slow = options.pop("slow_save", 0)
     work = options.pop("work", 0)
+    survives = options.pop("survives", False)
     strategy = tlm.ps.connect(timeout_seconds=60)
     with strategy.scope():
         ours = embedding()
@@ -87,6 +88,11 @@ def main():
             run.steps(chunk)
         except tf.errors.InvalidArgumentError as error:
             print("REFUSED " + json.dumps(error.message), flush=True)
+        except (OSError, tf.errors.OpError) as error:
+            if not survives:
+                raise
+            print("NOT SAVED " + json.dumps(
+                f"{type(error).__name__}: {error}"), flush=True)
         print(f"DONE {run.num_done}", flush=True)
     stats = ours.stats()
     print("FOUND " + json.dumps({

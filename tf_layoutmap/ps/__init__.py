@@ -21,8 +21,8 @@ else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
 __all__ = [
-    "connect",
     "Datasets",
+    "connect",
     "Run",
     "ServerLostError",
     "StepDeadlineError",

@@ -56,7 +56,7 @@ class Datasets:
         self.deadline = durations.read_seconds(step_deadline, "step_deadline")
         replace_fit()
 
-    def function(self, num_workers: int) -> Callable[[], Any]:
+    def _function(self, num_workers: int) -> Callable[[], Any]:
         """Returns what a coordinator runs on each worker."""
         if not _takes_argument(self._dataset_fn):
             return lambda: _checked(self._dataset_fn())

@@ -2,6 +2,9 @@
 
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import clicks.run
 import pytest
@@ -9,6 +12,7 @@ from clicks.settings import Settings
 from completion.report import Report
 
 PROGRAM = "dlrm.py"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = ("--max_lines=8000", "--batch_size=128", "--dim=8")
 
 
@@ -127,3 +131,21 @@ def test_strings_are_not_divided_among_replicas(start):
     ended = start("--open_vocabulary", "--replicas=2")
     assert ended.returncode != 0
     assert "--open_vocabulary needs --replicas=1" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_cluster_trains_what_this_process_measures_and_exports(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "tf_layoutmap.local_cluster", "--ps=2",
+         "--workers=2", "--", sys.executable, str(EXAMPLES / PROGRAM),
+         "--cluster", f"--model_dir={tmp_path}", "--max_lines=3000",
+         "--batch_size=64", "--dim=8"],
+        capture_output=True, text=True, timeout=500, check=False,
+        cwd=EXAMPLES.parent)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    printed = ended.stdout.replace("[chief:0] ", "")
+    assert re.search(r"26 tables +│.*in shards on 2 servers", printed)
+    assert "Epoch 2/2" in printed and "val_auc" in printed
+    figures = figures_of(printed)
+    assert 0.5 < figures["the model"][0] < figures["the planted chances"][0]
+    assert "held-out lines equally" in " ".join(printed.split())

@@ -94,7 +94,8 @@ def one_process():
     history = made.fit(batches(), epochs=2, verbose=0,
                        validation_data=batches())
     made.save_weights(FOLDER / "host.weights.h5")
-    return numbers(history), values(made), made.predict(IDS, verbose=0)
+    return (numbers(history), values(made), made.predict(IDS, verbose=0),
+            one_process_with_tables())
 
 
 HOST: tuple = ()
@@ -137,6 +138,54 @@ def predicts_evaluates_and_exports(strategy):
             {name: tf.constant(ids) for name, ids in IDS.items()}),
             HOST[2], rtol=1e-5))
     return all(map(bool, close))
+
+
+def table_model(strategy=None, **options):
+    """A table that trains itself, and one that the model's optimizer trains."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        inputs = {"a": keras.Input([2], dtype="int64", name="a"),
+                  "b": keras.Input([3], dtype="int64", name="b")}
+        rows = [layers.ShardedEmbedding(
+            size, 4, num_shards=3, name=f"table_{name}", optimizer=optimizer,
+            embeddings_initializer=keras.initializers.RandomUniform(seed=size),
+            **options)(inputs[name])
+            for name, size, optimizer in [("a", 50, tpu.Adagrad(0.3)),
+                                          ("b", 20, None)]]
+        made = keras.Model(inputs, keras.layers.Dense(
+            1, kernel_initializer="ones")(keras.layers.Flatten()(
+                keras.layers.Concatenate(axis=1)(rows))))
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+    return made
+
+
+def parts(made):
+    """Tables, slot variable and steps of its layers, and the dense weights."""
+    own = made.get_layer("table_a")
+    return [own.embeddings.numpy(), own.optimizer.slots["accumulators"].numpy(),
+            np.asarray(own.optimizer.iterations),
+            made.get_layer("table_b").embeddings.numpy(),
+            *(one.numpy() for one in made.layers[-1].trainable_weights)]
+
+
+def one_process_with_tables():
+    made = table_model()
+    made.fit(batches(), epochs=2, verbose=0)
+    made.save_weights(FOLDER / "tables.weights.h5")
+    return parts(made)
+
+
+def tables_in_layers(strategy):
+    made = table_model(strategy)
+    made.fit(datasets(), epochs=2, verbose=0)
+    trained = same(parts(made), HOST[3])
+    devices = {one.device.split("/")[1]
+               for one in made.get_layer("table_a").embeddings.variables}
+    made.save_weights(FOLDER / "from_servers.weights.h5")
+    alone, again = table_model(), table_model(strategy)
+    alone.load_weights(FOLDER / "from_servers.weights.h5")
+    again.load_weights(FOLDER / "tables.weights.h5")
+    return [trained, same(parts(alone), HOST[3]), same(parts(again), HOST[3]),
+            sorted(devices)]
 
 
 class Ends(keras.callbacks.Callback):
@@ -226,12 +275,14 @@ def bad_id(strategy):
 CASES = {
     **{case.__name__: case for case in [
         trains_to_the_bit, files_go_both_ways, predicts_evaluates_and_exports,
-        callbacks_work, steps_of_an_epoch]},
+        tables_in_layers, callbacks_work, steps_of_an_epoch]},
     **{name: refused(call) for name, call in {
         "bad_id": bad_id,
         "other_logs": other_logs,
         "called_twice": lambda strategy: model(strategy, twice=True).fit(
             datasets(), verbose=0),
+        "constrained": lambda strategy: table_model(
+            strategy, embeddings_constraint=keras.constraints.UnitNorm(1)),
         "with_labels": lambda strategy: model(strategy).fit(
             datasets(), LABELS, verbose=0),
         "without_servers": lambda strategy: model().fit(datasets()),

@@ -46,6 +46,14 @@ def test_files_go_between_servers_and_one_process(found):
     assert whole
 
 
+def test_tables_in_layers_are_those_of_one_process_to_the_bit(found):
+    trained, saved, loaded, jobs = found["tables_in_layers"]
+    assert all(trained)
+    assert all(saved)
+    assert all(loaded)
+    assert jobs == ["job:ps"]
+
+
 def test_predicts_evaluates_and_exports(found):
     assert found["predicts_evaluates_and_exports"] is True
 
@@ -74,6 +82,7 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
     ("bad_id", "Feature 'b', sample 0: id"),
     ("other_logs", "must return the results of the model's metrics"),
     ("called_twice", "must be called once in a training step"),
+    ("constrained", "Argument `embeddings_constraint` must be None"),
     ("with_labels", "Argument `y` of `fit` must be left out"),
     ("without_servers", "in the scope of a ParameterServerStrategy"),
     ("eager", "run_eagerly=False"),

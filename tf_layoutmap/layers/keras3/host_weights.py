@@ -16,8 +16,8 @@ from tf_layoutmap import _keras_private, _tf_private
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.self_training import TrainsItself
 from tf_layoutmap.layers.keras3.shard_slots import ShardOfTable
-from tf_layoutmap.layers.shared import whole_table_rules
-from tf_layoutmap.layers.shared.host_table import HOST, HostTable
+from tf_layoutmap.layers.shared import servers_table, whole_table_rules
+from tf_layoutmap.layers.shared.host_table import HOST
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 
@@ -43,7 +43,8 @@ class TableWeight(TrainsItself, keras.Variable):
         # By this name optimizers tell variables from each other.
         self._value._unique_id = f"{self.path}_{id(self)}"
         with tf.init_scope(), tf.device(HOST):
-            self._optimizer.create_slots(HostTable(self._value))
+            self._optimizer.create_slots(servers_table.table_of(
+                self._value, self._optimizer._spec))
 
     @property
     def table(self) -> ShardedVariable | None:

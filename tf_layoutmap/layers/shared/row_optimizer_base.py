@@ -170,6 +170,12 @@ class RowUpdates(RowOptimizerSaving):
         Raises:
           As `update`.
         """
+        if _strategies.on_servers():
+            raise NotImplementedError(
+                "The model's optimizer must not accumulate gradients over "
+                "parameter servers: those of a table are applied where they "
+                "are made. Received: gradient_accumulation_steps="
+                f"{steps} (table {self._table.name!r}).")
         ids, values = _rows_of(gradient)
         kept_ids, kept = self._keep_gradients(
             cast("int", values.shape[-1]))
@@ -226,16 +232,14 @@ def _rows_of(gradient: tf.IndexedSlices | tf.Tensor) -> tuple[
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
 
 
-def refuse_servers(name: str) -> None:
-    """Raises where a table that trains itself would be on servers."""
+def refuse_constraint(name: str) -> None:
+    """Raises where rows would be read and written beside their step."""
     if _strategies.on_servers():
-        raise RuntimeError(
-            "A ShardedEmbedding with an optimizer of its own must be in the "
-            "process that trains it. In the scope of a "
-            "ParameterServerStrategy leave `optimizer` out and train "
-            "`embeddings.variables` with an optimizer of TensorFlow or Keras. "
-            f"Received: layer {name!r} in the scope of "
-            f"{type(tf.distribute.get_strategy()).__name__}.")
+        raise NotImplementedError(
+            "Argument `embeddings_constraint` must be None on parameter "
+            "servers for a table with an optimizer of its own: a step that "
+            f"runs again would not count once. Received: one of layer {name!r}"
+            ".")
 
 
 def refuse_replicas(name: str) -> None:

@@ -17,8 +17,8 @@ from tf_layoutmap.layers.shared import (
 )
 from tf_layoutmap.layers.shared.host_table import HOST
 from tf_layoutmap.layers.shared.row_optimizer_base import (
+    refuse_constraint,
     refuse_replicas,
-    refuse_servers,
 )
 from tf_layoutmap.layers.steps import key_table
 from tf_layoutmap.serving import stand_ins
@@ -185,12 +185,13 @@ class EmbeddingCore(LayerBase):
         """Refuses strategies under which the table would not train.
 
         Raises:
-          RuntimeError: If there are several replicas, or servers that cannot
-            train it.
+          RuntimeError: If there are several replicas.
+          NotImplementedError: If what the layer has does not work over
+            parameter servers.
         """
         refuse_replicas(self.name)
-        if self.optimizer:
-            refuse_servers(self.name)
+        if self.optimizer and self.embeddings_constraint is not None:
+            refuse_constraint(self.name)
 
     def _make_table(self) -> ShardedVariable:
         """Returns the table, which the first call makes."""

@@ -4,7 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layers.shared.host_table import HostTable
+from tf_layoutmap.embedding.variables.table_variable import (
+    strategy_in_scope,
+)
+from tf_layoutmap.layers.shared import servers_table
 from tf_layoutmap.layers.steps import missing_gradients
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
@@ -25,7 +28,9 @@ class TrainedTable(SelfTrained, ShardedVariable):
     def be_trained_by(self, optimizer: RowOptimizer) -> None:
         """Makes the slot variables of `optimizer`, which takes the steps."""
         self._optimizer = optimizer
-        optimizer.create_slots(HostTable(self))
+        # tf_keras' `compile` asks each weight for it.
+        self._distribute_strategy = strategy_in_scope()
+        optimizer.create_slots(servers_table.table_of(self, optimizer._spec))
 
     def missing_gradient(self) -> str:
         """Returns what to say where a step brings no gradient."""

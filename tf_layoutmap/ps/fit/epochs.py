@@ -59,7 +59,7 @@ class Epochs:
         self._body = StepBody(strategy, step)
         self._deadline = data.deadline
         self._rounds = rounds.Rounds(
-            strategy, self._body, data.function(self._num_workers),
+            strategy, self._body, data._function(self._num_workers),
             num_workers=self._num_workers, deadline=data.deadline,
             seconds=_ROUND_SECONDS)
         self.guard = guard.Guard(

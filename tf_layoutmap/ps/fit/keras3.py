@@ -87,11 +87,15 @@ def _metric_variables(model: Any) -> list[Any]:
 
 
 def _counters(model: Any) -> list[Any]:
-    optimizer = model.optimizer
+    """The steps that optimizers have counted: of the model, and of tables."""
     found = []
-    while optimizer is not None:
-        found.append(optimizer.iterations)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
+    for optimizer in (model.optimizer, *(
+            getattr(layer, "optimizer", None)
+            for layer in _keras_private.layers_of(model))):
+        while isinstance(optimizer, keras.optimizers.Optimizer):
+            if not any(one is optimizer.iterations for one in found):
+                found.append(optimizer.iterations)
+            optimizer = getattr(optimizer, "inner_optimizer", None)
     return found
 
 

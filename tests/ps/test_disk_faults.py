@@ -1,0 +1,75 @@
+"""Checkpoints that cannot be written: the last one stays, training goes on."""
+
+import json
+import resource
+
+import pytest
+
+from tests.ps.cluster import Cluster
+from tests.ps.test_faults import check
+
+pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+
+_START = 90
+_OPTIONS = json.dumps({"survives": True, "save_every": "1s"})
+
+
+def newest(cluster) -> int:
+    """Closures of the newest checkpoint; all of them are complete."""
+    found = cluster.checkpoints()
+    assert all(one.startswith("closure-") for one in found), found
+    for one in found:
+        assert (cluster.folder / "checkpoints" / one / "run.json").exists()
+    return max(int(one.removeprefix("closure-")) for one in found)
+
+
+def check_goes_on(cluster, at_least: int):
+    """Started again, the run goes on from its newest checkpoint."""
+    found = cluster.finish(60)
+    check(found)
+    cluster.processes["chief", 0].wait(30)
+    assert newest(cluster) == found["num_done"] > at_least
+    (cluster.folder / "stop").unlink()
+    cluster.train(_OPTIONS)
+    line = cluster.wait_for("BEGIN", _START)
+    assert int(line.split()[1]) == found["num_done"]
+
+
+def test_a_server_whose_disk_is_full(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train(_OPTIONS)
+        cluster.wait_for("DONE", _START)
+        pid = cluster.processes["ps", 1].pid
+        none = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, -1))
+        line = cluster.wait_for("NOT SAVED", 60)
+        assert "File too large" in line
+        assert ".being-written" in line
+        before = newest(cluster)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, none)
+        check_goes_on(cluster, before)
+
+
+def test_a_folder_that_is_read_only(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train(_OPTIONS)
+        cluster.wait_for("DONE", _START)
+        folder = tmp_path / "checkpoints"
+        folder.chmod(0o555)
+        try:
+            line = cluster.wait_for("NOT SAVED", 60)
+            assert "PermissionError" in line
+            assert str(folder) in line
+            before = newest(cluster)
+        finally:
+            folder.chmod(0o755)
+        check_goes_on(cluster, before)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir(mode=0o555)
+    with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
+        cluster.train()
+        line = cluster.wait_for("PermissionError", _START)
+        assert str(folder) in line
+        assert cluster.code(30) != 0
