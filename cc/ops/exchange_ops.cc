@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -41,23 +42,7 @@ REGISTER_OP("LayoutMap>PlanExchange")
     .Attr("packed: bool = false")
     .Attr("mark: int = 0")
     .Attr("num_owners: int >= 1")
-    .Attr("shard_owners: list(int)")
-    .Attr("table_names: list(string)")
-    .Attr("table_num_rows: list(int)")
-    .Attr("table_dims: list(int)")
-    .Attr("table_num_shards: list(int)")
-    .Attr("table_placements: list(string)")
-    .Attr("table_offsets: list(int)")
-    .Attr("table_optimizers: list(string)")
-    .Attr("feature_names: list(string)")
-    .Attr("feature_tables: list(int)")
-    .Attr("feature_combiners: list(string)")
-    .Attr("feature_max_sequence_lengths: list(int)")
-    .Attr("table_num_buckets: list(int) = []")
-    .Attr("table_limits: list(float) = []")
-    .Attr("table_dtypes: list({float, bfloat16, half}) = []")
-    .Attr("rounding_seed: int = 0")
-    .Attr("out_of_range: {'error', 'drop', 'clip'} = 'error'")
+    .Attr("shard_owners: list(int)") LM_ENGINE_CONFIG_ATTRS
     .SetIsStateful()  // Neither folded nor left out, as `PlanStep`.
     .SetShapeFn([](InferenceContext* c) {
       int32_t num_owners;
@@ -74,7 +59,8 @@ Checks a batch and finds what the owner of each shard is asked and told of it.
 ids, splits, num_samples, weights: As of `EnqueueStep`.
 training: Whether gradients will follow; else there are no contributions.
 plan: What the other ops of the step take, on the same device.
-requests: As of `PlanStep`, by owner.
+requests: By owner, the number of rows that are needed of each of its shards,
+  then the rows, numbered in their shards.
 contributions: By owner, the part of each feature that looks into its shards:
   what `ReadContributions` takes.
 sizes: By owner: the sizes of its request and its contributions, of the rows
@@ -82,6 +68,19 @@ sizes: By owner: the sizes of its request and its contributions, of the rows
 error: What is wrong with the batch, or empty. An error of one process alone
   would leave the others waiting; so the processes tell each other first.
 shard_owners: As `shard_servers` of `PlanStep`.
+)doc");
+
+REGISTER_OP("LayoutMap>WriteRequest")
+    .Input("words: uint32")
+    .Output("request: uint8")
+    .Attr("num_shards: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      return SetShape(c, "request", c->Vector(InferenceContext::kUnknownDim));
+    })
+    .Doc(R"doc(
+Writes what a process asks of the shards of this one as `FetchRows` takes it.
+
+words: Of `requests` of `PlanExchange`. Rows of a shard ascend.
 )doc");
 
 REGISTER_OP("LayoutMap>ReadContributions")

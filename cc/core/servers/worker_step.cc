@@ -155,6 +155,20 @@ void WorkerStep::RankRows(size_t table,
   }
 }
 
+std::vector<std::vector<uint32_t>> WorkerStep::RowsByServer() const {
+  std::vector<std::vector<uint32_t>> words(config_->num_servers);
+  for (const Part& part : parts_) {
+    words[part.server].push_back(static_cast<uint32_t>(part.last - part.first));
+  }
+  for (const Part& part : parts_) {
+    for (int64_t u = part.first; u < part.last; ++u) {
+      words[part.server].push_back(
+          static_cast<uint32_t>(tables_[part.table].rows[u] - part.first_row));
+    }
+  }
+  return words;
+}
+
 WorkerStep::Sent WorkerStep::RowsToSend(
     const std::vector<bool>& is_single) const {
   Sent sent;

@@ -50,6 +50,10 @@ class WorkerStep {
   const ServersConfig& config() const { return *config_; }
   const Batch& batch() const { return *batch_; }
 
+  // What the batch needs of each server: the number of rows of each of its
+  // shards, then the rows of all of them.
+  std::vector<std::vector<uint32_t>> RowsByServer() const;
+
   // Writes to each server which rows the batch needs.
   Status Request(const Allocate& allocate) const;
 

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
@@ -18,6 +19,7 @@
 #include "cc/core/engine/step.h"
 #include "cc/core/exchange/contributions.h"
 #include "cc/core/servers/messages.h"
+#include "cc/core/servers/wire.h"
 #include "cc/core/servers/worker_step.h"
 #include "cc/kernels/engine/batch_inputs.h"
 #include "cc/kernels/engine/engine_config_reader.h"
@@ -62,7 +64,7 @@ std::vector<int64_t> SizesOf(const ServersConfig& config,
   std::vector<size_t> next(requests.size());
   for (size_t s = 0; s < requests.size(); ++s) {
     sizes[s * kNumSizes + kRequest] = static_cast<int64_t>(requests[s].size());
-    sizes[s * kNumSizes + kFetched] = kFetchedHeader;
+    sizes[s * kNumSizes + kFetched] = kFetchedHeader / sizeof(float);
     for (size_t f = 0; f < parts[s].size(); ++f) {
       sizes[s * kNumSizes + kGradients] +=
           static_cast<int64_t>(parts[s][f].outputs.size()) *
@@ -108,7 +110,7 @@ class PlanExchangeOp : public Kernel {
     if (error.ok()) {
       const ParallelFor parallel_for = TfParallelFor(ctx);
       plan.step = WorkerStep::Make(config_, std::move(batch), parallel_for);
-      requests = plan.step->FetchWords();
+      requests = plan.step->RowsByServer();
       OwnedParts parts(num_owners);
       if (training) {
         parts = SplitBatch(*plan.step, parallel_for);
@@ -150,6 +152,49 @@ class PlanExchangeOp : public Kernel {
   std::shared_ptr<const ServersConfig> config_;
   // It only reads batches: no step of it begins.
   std::unique_ptr<HostEngine> engine_;
+};
+
+class WriteRequestOp : public Kernel {
+ public:
+  explicit WriteRequestOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_shards", &num_shards_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    const Tensor* input;
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "words", 1, &input));
+    const auto words = View<uint32_t>(*input);
+    std::vector<uint32_t> counts;
+    std::vector<uint8_t> rows;
+    int64_t next = num_shards_;
+    bool is_whole = words.size() >= next;
+    for (int64_t shard = 0; is_whole && shard < num_shards_; ++shard) {
+      const int64_t end = next + words[shard];
+      is_whole = end <= words.size();
+      if (!is_whole) break;
+      counts.push_back(words[shard]);
+      RowWriter writer(&rows);
+      for (; next < end; ++next) writer.Add(words[next]);
+    }
+    OP_REQUIRES(
+        ctx, is_whole && next == words.size(),
+        absl::InvalidArgumentError(absl::StrCat(
+            "`words` must be the number of rows of each of ", num_shards_,
+            " shards, and then the rows. Received: ", words.size(), " words")));
+    const int64_t head = CountsBytes(num_shards_);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(
+        ctx,
+        ctx->allocate_output(
+            "request", TensorShape({head + static_cast<int64_t>(rows.size())}),
+            &output));
+    uint8_t* bytes = output->flat<uint8_t>().data();
+    WriteCounts(RowType::kFloat32, counts, bytes);
+    std::copy(rows.begin(), rows.end(), bytes + head);
+  }
+
+ private:
+  int64_t num_shards_;
 };
 
 class ReadContributionsOp : public Kernel {
@@ -217,6 +262,7 @@ class SplitGradientsOp : public Kernel {
 };
 
 LM_REGISTER_ID_KERNELS("PlanExchange", PlanExchangeOp);
+LM_REGISTER_KERNEL("WriteRequest", WriteRequestOp);
 LM_REGISTER_KERNEL("ReadContributions", ReadContributionsOp);
 LM_REGISTER_KERNEL("SplitGradients", SplitGradientsOp);
 

@@ -66,9 +66,13 @@ def test_requests_and_sizes_are_those_of_the_rows(batch):
     for owner, request in enumerate(found.requests):
         shards = [servers.Shard(t, first, np.zeros([size, DIMS[t]]), [])
                   for t, first, size in OWNED[owner]]
-        words = servers.words(FEATURES, batch, shards)
+        rows = [servers.rows_of_shard(FEATURES, batch, shard)
+                for shard in shards]
+        num_rows = [len(one) for one in rows]
+        words = np.array([*num_rows, *sum(rows, [])], np.uint32)
         cases.same_bits(request, words)
-        num_rows = words[:len(shards)].astype(int)
+        cases.same_bits(_ops.write_request(
+            words=request, num_shards=len(shards)), servers.fetch(rows))
         outputs = [len(one) for one, _ in parts_of(batch, owner)]
         assert found.sizes[owner].numpy().tolist() == [
             len(words), found.contributions[owner].shape[0],
@@ -90,6 +94,15 @@ def test_an_owner_gets_the_gradients_of_its_outputs(batch, seed):
     for owner, own in enumerate(values):
         cases.same_bits(own, exchange.gradients(
             parts_of(batch, owner), gradients))
+
+
+@pytest.mark.parametrize("words", [[], [1], [1, 0], [2, 0, 5], [0, 0, 5],
+                                   [2**32 - 1, 2**32 - 1, 1]])
+def test_a_request_of_other_shards_is_refused(words):
+    with pytest.raises(InvalidArgument, match=(
+            "`words` must be the number of rows of each of 2 shards.*"
+            f"Received: {len(words)} words")):
+        _ops.write_request(words=np.array(words, np.uint32), num_shards=2)
 
 
 def test_a_forward_only_step_contributes_nothing():

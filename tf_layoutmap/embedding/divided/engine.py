@@ -238,19 +238,23 @@ class DividedEngine(HostEngine):
         fetched = []
         for request in step.requests:
             with tf.device(tables.HOST):
-                fetched.append(_ops.fetch_rows(
+                fetched.append(_words(_ops.fetch_rows(
                     shards=shards, applied=self._applied.handle,
-                    request=request, tables=[one.name for one in specs],
+                    request=_ops.write_request(
+                        words=request, num_shards=len(specs)),
+                    tables=[one.name for one in specs],
                     dims=[one.dim for one in specs],
-                    dtypes=[tf.as_dtype(one.dtype) for one in specs])
-                    if specs else tf.zeros([2]))
+                    dtypes=[tf.as_dtype(one.dtype) for one in specs]))
+                    if specs else tf.zeros([2], tf.int32))
         # What a process sends are the rows that were asked of it.
         received = self._group.exchange(
             fetched, tf.transpose(step.sizes[:, :, orders.FETCHED]))
         features = self._whole_spec.features
         with tf.device(tables.HOST):
             return _ops.combine_rows(
-                plan=step.plan, fetched=received, num_features=len(features),
+                plan=step.plan,
+                fetched=[orders.bytes_of(one) for one in received],
+                num_features=len(features),
                 dims=[self._whole_spec.table_of(one).dim for one in features],
                 max_sequence_lengths=[
                     one.max_sequence_length for one in features])
@@ -289,6 +293,11 @@ def _own_spec(spec: config.EmbeddingSpec,
             one, num_rows=int(own[one.name][tables.PARAMETERS].shape[0]),
             combiner="sum", quantization=None) for one in spec.tables),
         features=features)
+
+
+def _words(message: tf.Tensor) -> tf.Tensor:
+    """Bytes four by four, as collectives take them."""
+    return tf.bitcast(tf.reshape(message, [-1, 4]), tf.int32)
 
 
 def _split(values: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:

@@ -23,8 +23,10 @@ from tf_layoutmap.embedding.step import feature_inputs
 # Numbers of each pair of processes: the columns of `sizes` of `PlanExchange`.
 REQUEST, CONTRIBUTIONS, FETCHED, GRADIENTS = range(4)
 
-# Before the rows that an owner sends.
+# Words of 4 bytes before the rows that an owner sends, and before the type and
+# the counts of rows of what `FoldGradients` writes.
 _FETCHED_HEADER = 2
+_APPLY_HEADER = 8
 
 
 class Order(Protocol):
@@ -163,17 +165,22 @@ class Folded:
                ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns sums of gradients; see `Order`."""
         fetched = step.sizes[:, :, FETCHED]
-        _, values = _ops.fold_gradients(
+        messages = _ops.fold_gradients(
             plan=step.plan, gradients=list(gradients),
             hyperparameters=[
                 tf.constant(one, tf.float32) for one in self._hyperparameters],
             token=tf.constant([0, -1, 0], tf.int64),
             # Their sizes are what is looked at.
-            fetched=[tf.zeros([fetched[self._rank, owner]])
+            fetched=[tf.zeros([4 * fetched[self._rank, owner]], tf.uint8)
                      for owner in range(self._num_owners)])
-        return values, fetched - _FETCHED_HEADER + tf.constant(
+        sizes = fetched - _FETCHED_HEADER + tf.constant(
             [self._num_constants(one) for one in range(self._num_owners)],
             tf.int64)
+        # Owners know the rows, which follow.
+        return [_floats(one, 4 * (_APPLY_HEADER + 1 + sum(
+            owner < count for count in self._num_shards)),
+            sizes[self._rank, owner])
+            for owner, one in enumerate(messages)], sizes
 
     def num_skipped(self) -> int:
         """The hyperparameters of the tables of this process."""
@@ -182,3 +189,14 @@ class Folded:
     def _num_constants(self, owner: int) -> int:
         return sum(len(values) for values, count in zip(
             self._hyperparameters, self._num_shards) if owner < count)
+
+
+def bytes_of(words: tf.Tensor) -> tf.Tensor:
+    """Returns a vector of int32 as the bytes that it was made of."""
+    return tf.reshape(tf.bitcast(words, tf.uint8), [-1])
+
+
+def _floats(message: tf.Tensor, first: int, size: tf.Tensor) -> tf.Tensor:
+    """Returns `size` floats of a message, from byte `first` on."""
+    return tf.bitcast(
+        tf.reshape(message[first:first + 4 * size], [-1, 4]), tf.float32)
