@@ -4,7 +4,9 @@ Both tables have 1 M rows x 16 and Adagrad, and see batches of 8192 samples with
 20 ids. The open one holds keys for 85 % of its rows.
 
 * `train`: all keys are known;
-* `train_new`: 100,000 keys of the batch are new, others give their rows away;
+* `train_new`: 100,000 keys of the batch are new, others give their rows away.
+  Of the closed table, 100,000 ids of the batch are of different rows: a row is
+  read and written for each of them, too;
 * `find`: the rows of known keys, without a step;
 * `serve`: the lookup of 100,000 ids by TensorFlow's own ops, as exported;
 * `tf`: `tf.lookup.experimental.MutableHashTable` from keys to rows, then the
@@ -146,6 +148,11 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
         return ragged(_keys(mixed))
 
     new_batches = [new_batch() for _ in range(rounds + 2)]
+    closed_new_batches = []
+    for one in ids:
+        mixed = one.copy()
+        mixed[:NUM_NEW] = rng.permutation(num_keys)[:NUM_NEW]
+        closed_new_batches.append(ragged(mixed))
 
     def on(values: list, run: Callable) -> Callable[[int], object]:
         return lambda i: run(values[i % len(values)]).numpy()
@@ -155,6 +162,7 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
         "closed.train": on(closed_batches, closed.train),
         "tf.train": on(batches, stock.train),
         "open.train_new": on(new_batches, open_table.train),
+        "closed.train_new": on(closed_new_batches, closed.train),
         "open.find": on(flat_keys, state.lookup),
         "open.serve": on(flat_keys, open_table.serve),
         "closed.serve": on(flat, closed.serve),
@@ -174,6 +182,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     for what, name, other in (
             ("training step, known keys", "train", "train"),
             (f"training step, {NUM_NEW:,} new keys", "train_new", "train"),
+            ("  of a closed one with as many rows", "train_new", "train_new"),
             (f"{NUM_NEW:,} ids by stock ops", "serve", "serve")):
         ours, theirs = median[f"open.{name}"], median[f"closed.{other}"]
         stock = f"{median['tf.train'] / ours:.1f}" if name == "train" else ""

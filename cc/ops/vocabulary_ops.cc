@@ -98,34 +98,38 @@ limits: The constant and nothing, the limits, or mean and standard deviation.
 seed: That of the vocabulary and the table.
 )doc");
 
+// What an op that takes batches of keys takes (cc/kernels/vocabulary/
+// engine_keys_kernels.cc), and tells of the keys that went.
+#define LM_KEYS_PORTS                             \
+  .Input("ids: num_inputs * int64")               \
+      .Input("splits: num_inputs * int64")        \
+      .Input("num_samples: int64")                \
+      .Input("weights: num_inputs * float")       \
+      .Input("state: num_state * resource")       \
+      .Input("shards: num_shards * resource")     \
+      .Input("slots: num_slot_shards * resource") \
+      .Attr("num_inputs: int >= 1")               \
+      .Attr("num_state: int >= 4")                \
+      .Attr("num_shards: int >= 1")               \
+      .Attr("num_slot_shards: int >= 0")          \
+      .Attr("open_tables: list(int)")             \
+      .Attr("key_kinds: list(int)")               \
+      .Attr("has_unknown_row: list(bool)")        \
+      .Attr("admissions: list(string)")           \
+      .Attr("evictions: list(string)")            \
+      .Attr("policies: list(int)")                \
+      .Attr("first_values: list(string)")         \
+      .Attr("first_limits: list(float)")          \
+      .Attr("first_seeds: list(int)")             \
+      .Attr("slot_values: list(float)")           \
+      .Attr("telling: list(int)")                 \
+      .Attr("Tevicted: list(type) >= 0")          \
+      .Output("evicted: Tevicted")                \
+      .SetIsStateful()
+
 REGISTER_OP("LayoutMap>EnqueueKeys")
     .Input("engine: resource")
-    .Input("training: bool")
-    .Input("ids: num_inputs * int64")
-    .Input("splits: num_inputs * int64")
-    .Input("num_samples: int64")
-    .Input("weights: num_inputs * float")
-    .Input("state: num_state * resource")
-    .Input("shards: num_shards * resource")
-    .Input("slots: num_slot_shards * resource")
-    .Attr("num_inputs: int >= 1")
-    .Attr("num_state: int >= 4")
-    .Attr("num_shards: int >= 1")
-    .Attr("num_slot_shards: int >= 0")
-    .Attr("open_tables: list(int)")
-    .Attr("key_kinds: list(int)")
-    .Attr("has_unknown_row: list(bool)")
-    .Attr("admissions: list(string)")
-    .Attr("evictions: list(string)")
-    .Attr("policies: list(int)")
-    .Attr("first_values: list(string)")
-    .Attr("first_limits: list(float)")
-    .Attr("first_seeds: list(int)")
-    .Attr("slot_values: list(float)")
-    .Attr("telling: list(int)")
-    .Attr("Tevicted: list(type) >= 0")
-    .Output("evicted: Tevicted")
-    .SetIsStateful()
+    .Input("training: bool") LM_KEYS_PORTS
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc(R"doc(
 Checks the batches of all replicas, gives new keys rows, and enqueues the step.
@@ -156,32 +160,7 @@ evicted: Of each of these: the keys whose rows others got, [num_evicted] int64;
 REGISTER_OP("LayoutMap>OpenKeys")
     .Input("engine: resource")
     .Input("replica: int32")
-    .Input("ids: num_inputs * int64")
-    .Input("splits: num_inputs * int64")
-    .Input("num_samples: int64")
-    .Input("weights: num_inputs * float")
-    .Input("state: num_state * resource")
-    .Input("shards: num_shards * resource")
-    .Input("slots: num_slot_shards * resource")
-    .Output("token: int64")
-    .Attr("num_inputs: int >= 1")
-    .Attr("num_state: int >= 4")
-    .Attr("num_shards: int >= 1")
-    .Attr("num_slot_shards: int >= 0")
-    .Attr("open_tables: list(int)")
-    .Attr("key_kinds: list(int)")
-    .Attr("has_unknown_row: list(bool)")
-    .Attr("admissions: list(string)")
-    .Attr("evictions: list(string)")
-    .Attr("policies: list(int)")
-    .Attr("first_values: list(string)")
-    .Attr("first_limits: list(float)")
-    .Attr("first_seeds: list(int)")
-    .Attr("slot_values: list(float)")
-    .Attr("telling: list(int)")
-    .Attr("Tevicted: list(type) >= 0")
-    .Output("evicted: Tevicted")
-    .SetIsStateful()
+    .Output("token: int64") LM_KEYS_PORTS
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(tensorflow::shape_inference::UnknownShape(c));
       return SetShape(c, "token", c->Scalar());
@@ -192,6 +171,8 @@ Opens a lookup of keys, which gives new ones rows; see `OpenStep`.
 ids: By feature; all else as of `EnqueueKeys`.
 token: Names the lookup.
 )doc");
+
+#undef LM_KEYS_PORTS
 
 }  // namespace
 }  // namespace layoutmap

@@ -103,3 +103,18 @@ def test_memory_for_one_table_is_enough():
     extra = peak_memory.extra_bytes(lambda: new_rows.draw(
         tf.random_uniform_initializer(), shape, tf.float32))
     assert extra < 1.5 * 4 * shape[0] * shape[1]
+
+
+@pytest.mark.parametrize("least_size", [1, 1 << 22])
+@pytest.mark.parametrize(("value", "dtype"), [
+    (-2**63, tf.int64), (5, tf.int64), (0, tf.int32), (-7, tf.int32)])
+def test_integers_are_filled_as_by_tensorflow(
+        value, dtype, least_size, monkeypatch):
+    monkeypatch.setattr(new_rows, "_LEAST_SIZE", least_size)
+    found = new_rows.fill((101, 8), value, dtype)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.full([101, 8], value))
+    # A variable of it is written to in place.
+    variable = tf.Variable(found)
+    variable[3, 1].assign(9)
+    assert variable.numpy()[3, 1] == 9 and found.numpy()[3, 1] == value

@@ -35,9 +35,7 @@ def draw(initializer: Any, shape: tuple[int, ...],
     module knows, or the result is small, or on a parameter server, which may
     not know our operations, or a function is being traced.
     """
-    if (not tf.executing_eagerly() or dtype not in _DTYPES
-            or math.prod(shape) * dtype.size < _LEAST_SIZE
-            or "/job:ps" in _tf_private.current_device()):
+    if dtype not in _DTYPES or not _is_for_us(shape, dtype):
         return None
     found = _draw_of(initializer, dtype)
     if found is None:
@@ -51,6 +49,32 @@ def draw(initializer: Any, shape: tuple[int, ...],
         shape=tf.constant(shape, tf.int64), generator=generator,
         factor=found.factor, offset=found.offset,
         distribution=found.distribution)
+
+
+def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
+    """Returns `tf.fill` of an integer type, in large pages if it is large.
+
+    Args:
+      shape: Of the result.
+      value: What every element is.
+      dtype: int32 or int64.
+    """
+    constant = tf.constant(value, dtype)
+    if not _is_for_us(shape, dtype):
+        return tf.fill(shape, constant)
+    # The operation writes floats: it is given one of the same bits.
+    as_float = tf.float32 if dtype == tf.int32 else tf.float64
+    return tf.bitcast(_ops.new_rows(
+        shape=tf.constant(shape, tf.int64), generator=tf.zeros([3], tf.uint64),
+        factor=tf.zeros([], as_float), offset=tf.bitcast(constant, as_float),
+        distribution="constant"), dtype)
+
+
+def _is_for_us(shape: tuple[int, ...], dtype: tf.DType) -> bool:
+    """Whether it pays, and the operation is there."""
+    return (tf.executing_eagerly()
+            and math.prod(shape) * dtype.size >= _LEAST_SIZE
+            and "/job:ps" not in _tf_private.current_device())
 
 
 def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:

@@ -53,7 +53,7 @@ def teller(
 
 
 def under_name(
-    on_evict: Callable[[EvictedKeys], Any] | str, name: str,
+    on_evict: Callable[[EvictedKeys], Any] | str | os.PathLike[str], name: str,
 ) -> Callable[[EvictedKeys], Any]:
     """Returns an `on_evict` that is told another name of the table.
 
@@ -66,9 +66,9 @@ def under_name(
 
 
 def _told(
-    on_evict: Callable[[EvictedKeys], Any] | str,
+    on_evict: Callable[[EvictedKeys], Any] | str | os.PathLike[str],
 ) -> Callable[[EvictedKeys], Any]:
-    return on_evict if callable(on_evict) else _File(on_evict)
+    return on_evict if callable(on_evict) else _File(os.fspath(on_evict))
 
 
 class _File:

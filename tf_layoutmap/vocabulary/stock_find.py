@@ -30,7 +30,7 @@ def find_rows(
     first = _bucket_of(keys, num_buckets)
     # Most keys are in the bucket where the search for them begins. All four
     # of each key would be a gather of 256 bytes a key.
-    row = _row_in(stored, first[:, tf.newaxis], keys)
+    row = _row_in(stored, first[:, tf.newaxis], 1, keys)
     segment = num_buckets // bucket_layout.num_segments(num_buckets)
     num_probes = min(bucket_layout.MAX_PROBES, segment)
     if num_probes > 1:
@@ -43,7 +43,7 @@ def find_rows(
             + tf.range(1, num_probes, dtype=tf.int64)) % segment
         row = tf.tensor_scatter_nd_update(
             row, left[:, tf.newaxis],
-            _row_in(stored, others, tf.gather(keys, left)))
+            _row_in(stored, others, num_probes - 1, tf.gather(keys, left)))
     # The mark of an empty place is no key.
     is_known = (row >= 0) & (keys != bucket_layout.EMPTY_KEY)
     return tf.where(is_known, row, tf.constant(
@@ -51,11 +51,11 @@ def find_rows(
 
 
 def _row_in(
-    stored: Any, buckets: tf.Tensor, keys: tf.Tensor,
+    stored: Any, buckets: tf.Tensor, num_buckets: int, keys: tf.Tensor,
 ) -> tf.Tensor:
-    """The row of each key in its buckets `[num_keys, num]`; -1 for none."""
+    """The row of each key in its `[num_keys, num_buckets]`; -1 for none."""
     per_bucket = bucket_layout.KEYS_PER_BUCKET
-    num_lanes = buckets.shape[1] * per_bucket
+    num_lanes = num_buckets * per_bucket
     is_key = tf.reshape(
         tf.gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
         [-1, num_lanes])
@@ -64,7 +64,7 @@ def _row_in(
     place = tf.cast(tf.linalg.matvec(
         tf.cast(is_key, tf.float32),
         tf.range(1, num_lanes + 1, dtype=tf.float32)), tf.int64) - 1
-    if buckets.shape[1] == 1:
+    if num_buckets == 1:
         bucket = buckets[:, 0]
     else:
         # Also of the mark of an empty place, which has several lanes.

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,8 +21,11 @@ namespace layoutmap {
 namespace {
 
 Status CheckKeys(const FeatureSpec& spec, Span<const int64_t> keys) {
+  // Without a branch, at the speed of memory.
+  bool has_bad = false;
+  for (const int64_t key : keys) has_bad |= key == kEmptyKey;
+  if (!has_bad) return Status();
   const auto bad = std::find(keys.begin(), keys.end(), kEmptyKey);
-  if (bad == keys.end()) return Status();
   return InvalidArgument("Feature '" + spec.feature + "': a key must not be " +
                          std::to_string(kEmptyKey) +
                          ", which marks rows without a key. Received: it as "
@@ -32,20 +34,18 @@ Status CheckKeys(const FeatureSpec& spec, Span<const int64_t> keys) {
                          spec.table + "')");
 }
 
-// Checks the batch of a feature and puts the keys it uses into `keys`; its rows
-// are then their numbers.
-Status MakeOfKeys(FeatureSpec spec, const FeatureInput<int64_t>& input,
-                  RaggedIds* ids, std::vector<int64_t>* keys) {
+// Checks the batch of a feature; `keys` become those it uses.
+Status MakeOfKeys(const FeatureSpec& spec, const FeatureInput<int64_t>& input,
+                  RaggedIds* ids, TableKeys* keys) {
   LM_RETURN_IF_ERROR(CheckKeys(spec, input.ids));
-  std::vector<int64_t> numbers(input.ids.size());
-  std::iota(numbers.begin(), numbers.end(), 0);
-  FeatureInput<int64_t> numbered = input;
-  numbered.ids = numbers;
-  spec.num_rows = std::max<int64_t>(input.ids.size(), 1);
-  spec.out_of_range = OutOfRange::kError;
-  LM_RETURN_IF_ERROR(RaggedIds::Make(spec, numbered, ids));
-  keys->reserve(ids->rows().size());
-  for (uint32_t number : ids->rows()) keys->push_back(input.ids[number]);
+  LM_RETURN_IF_ERROR(RaggedIds::MakeOfKeys(spec, input, ids));
+  keys->keys = input.ids;
+  if (spec.max_sequence_length == 0) return Status();
+  keys->joined.reserve(ids->rows().size());
+  for (const uint32_t place : ids->rows()) {
+    keys->joined.push_back(input.ids[place]);
+  }
+  keys->keys = keys->joined;
   return Status();
 }
 
@@ -88,26 +88,33 @@ void KeyBatches::ForFeaturesOf(int32_t table, const Visit& visit) const {
   }
 }
 
-std::vector<int64_t> KeyBatches::KeysOf(int32_t table) const {
-  std::vector<int64_t> keys;
+TableKeys KeyBatches::KeysOf(int32_t table) const {
+  TableKeys found;
+  bool is_first = true;
   ForFeaturesOf(table, [&](size_t r, size_t f) {
-    keys.insert(keys.end(), keys_[r][f].begin(), keys_[r][f].end());
+    const Span<const int64_t> keys = keys_[r][f].keys;
+    if (keys.empty()) return;
+    if (is_first) {
+      found.keys = keys;
+      is_first = false;
+      return;
+    }
+    if (found.joined.empty()) {
+      found.joined.assign(found.keys.begin(), found.keys.end());
+    }
+    found.joined.insert(found.joined.end(), keys.begin(), keys.end());
   });
-  return keys;
+  if (!found.joined.empty()) found.keys = found.joined;
+  return found;
 }
 
 void KeyBatches::TakeRows(int32_t table, Span<const int64_t> rows,
                           int64_t unknown_row, int32_t step) {
-  std::vector<int64_t> replaced;
-  if (unknown_row != kNoRow) {
-    replaced.assign(rows.begin(), rows.end());
-    std::replace(replaced.begin(), replaced.end(), kNoRow, unknown_row);
-    rows = replaced;
-  }
   int64_t first = 0;
   ForFeaturesOf(table, [&](size_t r, size_t f) {
-    const auto size = static_cast<int64_t>(keys_[r][f].size());
-    (*batches_[r])[f].TakeRowsOfKeys({rows.data() + first, size}, step);
+    const int64_t size = keys_[r][f].keys.size();
+    (*batches_[r])[f].TakeRowsOfKeys({rows.data() + first, size}, unknown_row,
+                                     step);
     first += size;
   });
 }

@@ -17,8 +17,20 @@
 
 namespace layoutmap {
 
+// The keys of one table.
+struct TableKeys {
+  TableKeys() = default;
+  // Not copied: `keys` may be a view of `joined`.
+  TableKeys(TableKeys&&) = default;
+  TableKeys& operator=(TableKeys&&) = default;
+
+  Span<const int64_t> keys;
+  std::vector<int64_t> joined;  // their memory, if it is not that of one input
+};
+
 // The batches of all replicas that take a step together. Everything about them
-// is checked before a vocabulary sees the first key.
+// is checked before a vocabulary sees the first key. The memory of `inputs` has
+// to be there until `Finish`.
 class KeyBatches {
  public:
   // `is_open` says by table whether its ids are keys; those of others are rows
@@ -30,7 +42,7 @@ class KeyBatches {
 
   // Of one table, by feature, then by replica: as if one replica had all
   // samples. Keys that a sequence cuts off are none.
-  std::vector<int64_t> KeysOf(int32_t table) const;
+  TableKeys KeysOf(int32_t table) const;
 
   // The rows of these keys; `unknown_row` is that of keys without one, or
   // negative if they are as zeros.
@@ -46,7 +58,7 @@ class KeyBatches {
 
   const EngineConfig* config_ = nullptr;
   std::vector<std::shared_ptr<Batch>> batches_;
-  std::vector<std::vector<std::vector<int64_t>>> keys_;  // replica, feature
+  std::vector<std::vector<TableKeys>> keys_;  // by replica, then by feature
 };
 
 // What steps in flight use of an open table.

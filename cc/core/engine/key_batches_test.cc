@@ -46,6 +46,11 @@ class KeyBatchesTest : public testing::Test {
     return KeyBatches::Make(config_, {true, true}, inputs_, made);
   }
 
+  static std::vector<int64_t> KeysOf(const KeyBatches& batches, int32_t table) {
+    const TableKeys found = batches.KeysOf(table);
+    return {found.keys.begin(), found.keys.end()};
+  }
+
   // Shaped like the activations of one replica.
   static BatchGradients GradientsOfOnes() {
     static const std::vector<float> ones(10, 1.0f);
@@ -66,9 +71,17 @@ TEST_F(KeyBatchesTest, KeysComeByFeatureThenByReplica) {
   KeyBatches batches;
   ASSERT_TRUE(
       Make({{{-7, 900}, {1, 2, 3}, {5}}, {{8}, {4}, {6, 900}}}, &batches).ok());
-  EXPECT_EQ(batches.KeysOf(0), (std::vector<int64_t>{-7, 900, 8, 5, 6, 900}));
+  EXPECT_EQ(KeysOf(batches, 0), (std::vector<int64_t>{-7, 900, 8, 5, 6, 900}));
   // The third of a sequence of two is none.
-  EXPECT_EQ(batches.KeysOf(1), (std::vector<int64_t>{1, 2, 4}));
+  EXPECT_EQ(KeysOf(batches, 1), (std::vector<int64_t>{1, 2, 4}));
+}
+
+TEST_F(KeyBatchesTest, KeysOfOneInputAreNotCopied) {
+  KeyBatches batches;
+  ASSERT_TRUE(Make({{{}, {1}, {5, 6}}, {{}, {}, {}}}, &batches).ok());
+  EXPECT_EQ(batches.KeysOf(0).keys.data(), inputs_[0][2].ids.data());
+  EXPECT_EQ(KeysOf(batches, 0), (std::vector<int64_t>{5, 6}));
+  EXPECT_EQ(KeysOf(batches, 1), (std::vector<int64_t>{1}));
 }
 
 TEST_F(KeyBatchesTest, KeysWithoutARowCountInTheMeanAndAreNotUpdated) {

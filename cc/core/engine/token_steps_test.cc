@@ -224,7 +224,7 @@ TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
     if (has_keys) {
       RaggedIds& ids = (*batch)[0];
       const std::vector<int64_t> rows(ids.rows().begin(), ids.rows().end());
-      ids.TakeRowsOfKeys(rows, 7);
+      ids.TakeRowsOfKeys(rows, -1, 7);
     }
     trainer.tokens.Reset();
     int64_t token = 0;

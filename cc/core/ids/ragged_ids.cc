@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -295,6 +296,32 @@ Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range) {
 }
 
 template <typename Tid>
+Status RaggedIds::Arrange(const FeatureSpec& spec,
+                          const FeatureInput<Tid>& input,
+                          const std::vector<bool>& dropped) {
+  LM_RETURN_IF_ERROR(
+      CheckWeights(spec, input.weights, splits_, input.ids.size()));
+  Span<const float> weights = input.weights;
+  std::vector<float> kept_weights;
+  if (spec.max_sequence_length > 0) {
+    SpreadSequences(
+        spec.max_sequence_length,
+        input.form == Form::kSparse ? input.splits : Span<const int64_t>(),
+        dropped, &rows_, &splits_, &counts_);
+  } else if (!dropped.empty()) {
+    kept_weights.assign(weights.begin(), weights.end());
+    Compact(dropped, &rows_, &splits_, &kept_weights);
+    weights = kept_weights;
+  }
+  if (spec.max_sequence_length == 0 &&
+      (spec.combiner != Combiner::kSum || !input.weights.empty())) {
+    gains_.resize(rows_.size());
+    CombineGains(spec.combiner, splits_, weights, gains_);
+  }
+  return Status();
+}
+
+template <typename Tid>
 Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                        RaggedIds* ids) {
   if (spec.num_rows < 0 || spec.num_rows > kMaxNumRows) {
@@ -309,36 +336,36 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   std::vector<bool> dropped;
   LM_RETURN_IF_ERROR(MakeRows(spec, input.ids, made.splits_, &made.rows_,
                               &dropped, &made.counts_));
-  LM_RETURN_IF_ERROR(
-      CheckWeights(spec, input.weights, made.splits_, input.ids.size()));
-  Span<const float> weights = input.weights;
-  std::vector<float> kept_weights;
-  if (spec.max_sequence_length > 0) {
-    SpreadSequences(
-        spec.max_sequence_length,
-        input.form == Form::kSparse ? input.splits : Span<const int64_t>(),
-        dropped, &made.rows_, &made.splits_, &made.counts_);
-  } else if (!dropped.empty()) {
-    kept_weights.assign(weights.begin(), weights.end());
-    Compact(dropped, &made.rows_, &made.splits_, &kept_weights);
-    weights = kept_weights;
-  }
-  if (spec.max_sequence_length == 0 &&
-      (spec.combiner != Combiner::kSum || !input.weights.empty())) {
-    made.gains_.resize(made.rows_.size());
-    CombineGains(spec.combiner, made.splits_, weights, made.gains_);
-  }
+  LM_RETURN_IF_ERROR(made.Arrange(spec, input, dropped));
   *ids = std::move(made);
   return Status();
 }
 
-void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int32_t step) {
+Status RaggedIds::MakeOfKeys(const FeatureSpec& spec,
+                             const FeatureInput<int64_t>& input,
+                             RaggedIds* ids) {
+  RaggedIds made;
+  made.num_samples_ = input.num_samples;
+  LM_RETURN_IF_ERROR(MakeSplits(spec, input, &made.splits_));
+  made.counts_.num_ids = input.ids.size();
+  made.rows_.resize(input.ids.size());
+  if (spec.max_sequence_length > 0) {
+    std::iota(made.rows_.begin(), made.rows_.end(), 0);
+  }
+  LM_RETURN_IF_ERROR(made.Arrange(spec, input, {}));
+  *ids = std::move(made);
+  return Status();
+}
+
+void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
+                               int32_t step) {
   vocabulary_step_ = step;
   // The loop for keys that all have a row has no branch.
   bool all_known = true;
   for (int64_t i = 0; i < rows.size(); ++i) {
-    all_known &= rows[i] >= 0;
-    rows_[i] = static_cast<uint32_t>(rows[i]);
+    const int64_t row = rows[i] >= 0 ? rows[i] : unknown_row;
+    all_known &= row >= 0;
+    rows_[i] = static_cast<uint32_t>(row);
   }
   if (all_known) return;
   int64_t kept = 0, start = 0;

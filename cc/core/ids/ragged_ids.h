@@ -75,6 +75,12 @@ class RaggedIds {
   static Status Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                      RaggedIds* ids);
 
+  // The same of ids that are keys, which any int64 may be. `rows()` are then
+  // the places of the keys in use among those of `input`, if `spec` is of a
+  // sequence; else all are, and their rows are to come.
+  static Status MakeOfKeys(const FeatureSpec& spec,
+                           const FeatureInput<int64_t>& input, RaggedIds* ids);
+
   // Rows of the activations: samples, times the sequence length if there is
   // one.
   int64_t num_outputs() const {
@@ -90,13 +96,19 @@ class RaggedIds {
   const IdCounts& counts() const { return counts_; }
 
   // Of ids that are keys: puts rows[i] in the place of `rows()[i]`. Where it is
-  // negative the id has no row, and goes with its gain; its position of a
-  // sequence stays empty. `step` is the vocabulary's step that used them, 0 if
-  // none did.
-  void TakeRowsOfKeys(Span<const int64_t> rows, int32_t step);
+  // negative the id gets `unknown_row`; if that is negative, too, it goes with
+  // its gain, and its position of a sequence stays empty. `step` is the
+  // vocabulary's step that used them, 0 if none did.
+  void TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
+                      int32_t step);
   int32_t vocabulary_step() const { return vocabulary_step_; }
 
  private:
+  // The samples, positions and gains of `rows_`, one for each id so far.
+  template <typename Tid>
+  Status Arrange(const FeatureSpec& spec, const FeatureInput<Tid>& input,
+                 const std::vector<bool>& dropped);
+
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};

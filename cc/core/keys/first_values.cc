@@ -1,5 +1,6 @@
 #include "cc/core/keys/first_values.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
+#include "cc/core/simd/key_kernels.h"
 
 namespace layoutmap {
 namespace {
@@ -82,31 +84,26 @@ Status ParseFirstValues(const std::string& name, FirstValues::Kind* kind) {
 }
 
 void FillFirstValues(const FirstValues& first_values, int64_t key,
-                     Span<float> row) {
+                     Span<float> row, const KeyKernels& kernels) {
   const double a = first_values.a, b = first_values.b;
   uint64_t state =
       MixBits(MixBits(first_values.seed) ^ static_cast<uint64_t>(key));
+  if (first_values.kind == FirstValues::Kind::kConstant) {
+    std::fill(row.begin(), row.end(), first_values.a);
+    return;
+  }
+  if (first_values.kind == FirstValues::Kind::kUniform) {
+    kernels.draw({a, b, state, row.size(), row.data()});
+    return;
+  }
+  const bool is_truncated =
+      first_values.kind == FirstValues::Kind::kTruncatedNormal;
+  const double share = is_truncated ? kShareWithinTwo : 1;
   for (float& value : row) {
     // What splitmix64 draws one after the other.
     state += 0x9E3779B97F4A7C15u;
-    const uint64_t bits = MixBits(state);
-    switch (first_values.kind) {
-      case FirstValues::Kind::kConstant:
-        value = first_values.a;
-        break;
-      case FirstValues::Kind::kUniform:
-        value = static_cast<float>(
-            a + (b - a) * (static_cast<double>(bits >> 40) / (1 << 24)));
-        break;
-      case FirstValues::Kind::kNormal:
-        value =
-            static_cast<float>(a + b * (kSqrt2 * InverseErf(Symmetric(bits))));
-        break;
-      case FirstValues::Kind::kTruncatedNormal:
-        value = static_cast<float>(
-            a + b * (kSqrt2 * InverseErf(kShareWithinTwo * Symmetric(bits))));
-        break;
-    }
+    value = static_cast<float>(
+        a + b * (kSqrt2 * InverseErf(share * Symmetric(MixBits(state)))));
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/simd/key_kernels.h"
 
 namespace layoutmap {
 
@@ -31,8 +32,9 @@ Status ParseFirstValues(const std::string& name, FirstValues::Kind* kind);
 
 // Fills the row of a key. The same bits on every machine: no function of the
 // C library but sqrt, which is exact.
-void FillFirstValues(const FirstValues& first_values, int64_t key,
-                     Span<float> row);
+void FillFirstValues(
+    const FirstValues& first_values, int64_t key, Span<float> row,
+    const KeyKernels& kernels = KeyKernelsFor(CurrentCpuLevel()));
 
 }  // namespace layoutmap
 

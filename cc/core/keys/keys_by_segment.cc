@@ -1,40 +1,77 @@
 #include "cc/core/keys/keys_by_segment.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/raw_array.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
+#include "cc/core/simd/key_kernels.h"
 
 namespace layoutmap {
+namespace {
+
+// Of the same size whatever the threads: what a key's place is depends on where
+// the parts are cut.
+constexpr int64_t kKeysPerPart = 4096;
+
+}  // namespace
 
 KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
+                       const KeyKernels& kernels,
                        const ParallelFor& parallel_for) {
   const int64_t num_keys = keys.size();
-  std::vector<uint32_t> buckets(num_keys);
-  parallel_for(num_keys, 2, [&](int64_t begin, int64_t end) {
+  const int64_t num_segments = layout.num_segments();
+  const int64_t num_parts = (num_keys + kKeysPerPart - 1) / kKeysPerPart;
+  const RawArray<uint32_t> buckets(num_keys);
+  // By part, then by segment: how many keys, then where the next one goes.
+  std::vector<int64_t> next(num_parts * num_segments);
+  std::vector<char> has_empty_key(num_parts);
+  const auto for_parts = [&](int64_t nanoseconds_per_key, const auto& work) {
+    parallel_for(num_parts, nanoseconds_per_key * kKeysPerPart,
+                 [&](int64_t first, int64_t last) {
+                   for (int64_t part = first; part < last; ++part) {
+                     const int64_t begin = part * kKeysPerPart;
+                     work(part, begin, std::min(begin + kKeysPerPart, num_keys),
+                          next.data() + part * num_segments);
+                   }
+                 });
+  };
+  for_parts(2, [&](int64_t part, int64_t begin, int64_t end, int64_t* counts) {
+    has_empty_key[part] =
+        kernels.buckets(keys.data() + begin, end - begin, layout.num_buckets(),
+                        buckets.data() + begin);
     for (int64_t i = begin; i < end; ++i) {
-      buckets[i] = static_cast<uint32_t>(layout.BucketOf(keys[i]));
+      ++counts[layout.SegmentOf(buckets[i])];
     }
   });
+
   KeysBySegment dealt;
-  dealt.splits.assign(layout.num_segments() + 1, 0);
-  for (uint32_t bucket : buckets) ++dealt.splits[layout.SegmentOf(bucket)];
+  dealt.has_empty_key =
+      std::count(has_empty_key.begin(), has_empty_key.end(), 0) != num_parts;
+  dealt.splits.reserve(num_segments + 1);
   int64_t start = 0;
-  for (int64_t& split : dealt.splits) start += std::exchange(split, start);
-  // splits[s] is where the next key of segment s goes, and in the end where
-  // segment s + 1 begins.
-  dealt.places.resize(num_keys);
-  for (int64_t i = 0; i < num_keys; ++i) {
-    int64_t& next = dealt.splits[layout.SegmentOf(buckets[i])];
-    dealt.places[next++] = {static_cast<uint32_t>(i), buckets[i]};
+  for (int64_t s = 0; s < num_segments; ++s) {
+    dealt.splits.push_back(start);
+    for (int64_t part = 0; part < num_parts; ++part) {
+      int64_t& count = next[part * num_segments + s];
+      start += std::exchange(count, start);
+    }
   }
-  for (int64_t s = layout.num_segments(); s > 0; --s) {
-    dealt.splits[s] = dealt.splits[s - 1];
-  }
-  dealt.splits[0] = 0;
+  dealt.splits.push_back(start);
+
+  dealt.places = RawArray<KeyPlace>(num_keys);
+  dealt.place_of = RawArray<uint32_t>(num_keys);
+  for_parts(3, [&](int64_t, int64_t begin, int64_t end, int64_t* next_of) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t place = next_of[layout.SegmentOf(buckets[i])]++;
+      dealt.places[place] = {keys[i], static_cast<uint32_t>(i), buckets[i]};
+      dealt.place_of[i] = static_cast<uint32_t>(place);
+    }
+  });
   return dealt;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 
 namespace layoutmap {
 namespace {
@@ -29,12 +30,12 @@ int64_t ChangedRows::Watch() {
   return ++watch_;
 }
 
-template <typename Row>
-void ChangedRows::NoteRows(int32_t table, const std::vector<Row>& rows) {
+template <typename Rows>
+void ChangedRows::NoteRows(int32_t table, const Rows& rows) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (bits_.empty()) return;
   std::vector<uint64_t>& bits = bits_[table];
-  for (const Row row : rows) {
+  for (const auto row : rows) {
     const auto at = static_cast<int64_t>(row);
     if (at >= 0) bits[at / kBits] |= uint64_t{1} << (at % kBits);
   }
@@ -44,7 +45,7 @@ void ChangedRows::Note(int32_t table, const std::vector<uint32_t>& rows) {
   NoteRows(table, rows);
 }
 
-void ChangedRows::Note(int32_t table, const std::vector<int64_t>& rows) {
+void ChangedRows::Note(int32_t table, Span<const int64_t> rows) {
   NoteRows(table, rows);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 
 namespace layoutmap {
 
@@ -27,7 +28,7 @@ class ChangedRows {
   // the locks under which the rows were written, so that whoever takes them
   // under these locks reads what was written.
   void Note(int32_t table, const std::vector<uint32_t>& rows);
-  void Note(int32_t table, const std::vector<int64_t>& rows);
+  void Note(int32_t table, Span<const int64_t> rows);
 
   // Of each table the rows that were noted, and those of `also`, each once and
   // ascending; they are forgotten. Refused, with nothing forgotten, if somebody
@@ -36,8 +37,8 @@ class ChangedRows {
               std::vector<std::vector<int64_t>>* rows);
 
  private:
-  template <typename Row>
-  void NoteRows(int32_t table, const std::vector<Row>& rows);
+  template <typename Rows>
+  void NoteRows(int32_t table, const Rows& rows);
 
   const std::vector<int64_t> num_rows_;
   std::mutex mutex_;  // guards all below

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/raw_array.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
@@ -16,7 +17,9 @@
 #include "cc/core/keys/policy.h"
 #include "cc/core/keys/sketch.h"
 #include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/simd/key_kernels.h"
 #include "cc/core/vocabulary/admit_segment.h"
+#include "cc/core/vocabulary/segment_buckets.h"
 
 namespace layoutmap {
 namespace {
@@ -29,22 +32,21 @@ class Admitting {
   Admitting(const BucketLayout& layout, const VocabularyPolicy& policy,
             const VocabularyStep& step, Span<const int64_t> keys,
             const ParallelFor& parallel_for, const VocabularyState& state,
-            Span<int64_t> rows)
+            const KeyKernels& kernels)
       : layout_(layout),
         policy_(policy),
         step_(step),
         keys_(keys),
         parallel_for_(parallel_for),
         state_(state),
-        rows_(rows),
-        dealt_(DealKeys(layout, keys, parallel_for)),
+        kernels_(kernels),
+        dealt_(DealKeys(layout, keys, kernels, parallel_for)),
         segments_(layout.num_segments()) {}
 
-  Status Run(AdmittedKeys* admitted) {
-    PrepareKnown();
-    ForSegments([](auto* work) { work->CountKnown(); });
-    PrepareMissing();
-    ForSegments([](auto* work) { work->InsertMissing(); });
+  Status Run(Span<int64_t> rows, AdmittedKeys* admitted) {
+    if (dealt_.has_empty_key) return RefuseEmptyKey();
+    Prepare();
+    ForSegments([](auto* work) { work->Run(); });
     int64_t failed_at = std::numeric_limits<int64_t>::max();
     for (const SegmentKeys& segment : segments_) {
       failed_at = std::min(failed_at, segment.failed_at);
@@ -59,6 +61,11 @@ class Admitting {
           " in the vocabulary. A larger `capacity` helps, or on_full=\"evict\" "
           "with a rule that lets keys go");
     }
+    parallel_for_(keys_.size(), 2, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        rows[i] = rows_[dealt_.place_of[i]];
+      }
+    });
     Collect(admitted);
     return Status();
   }
@@ -70,63 +77,65 @@ class Admitting {
   }
 
  private:
-  void PrepareKnown() {
+  Status RefuseEmptyKey() const {
+    const auto bad = std::find(keys_.begin(), keys_.end(), kEmptyKey);
+    return InvalidArgument("A key must not be " + to_string(kEmptyKey) +
+                           ", which marks rows without a key. Received: it as "
+                           "key number " +
+                           to_string(bad - keys_.begin()));
+  }
+
+  void Prepare() {
+    const int64_t num_keys = keys_.size();
     const bool keeps_old = policy_.fails_when_full || step_.keeps_old;
     if (keeps_old) {
-      old_lanes_.resize(2 * keys_.size());
+      old_lanes_ = RawArray<OldLane>(2 * num_keys);
       old_sketch_.assign(state_.sketch.begin(), state_.sketch.end());
       old_seen_.assign(state_.seen.begin(), state_.seen.end());
     }
+    rows_ = RawArray<int64_t>(num_keys);
+    missing_ = RawArray<Missing>(num_keys);
+    new_keys_ = std::make_shared<RawArray<NewKey>>(num_keys);
     const bool has_sketch = policy_.admission == Admission::kCount;
     const int64_t num_cells = 2 * SegmentSketch::NumCells(layout_);
+    std::vector<int64_t> first_slots = {0};
     for (size_t s = 0; s < segments_.size(); ++s) {
+      SegmentKeys& segment = segments_[s];
       const int64_t begin = dealt_.splits[s];
       const int64_t size = dealt_.splits[s + 1] - begin;
-      segments_[s].places = {dealt_.places.data() + begin, size};
+      segment.places = {dealt_.places.data() + begin, size};
+      segment.rows = {rows_.data() + begin, size};
+      segment.missing = {missing_.data() + begin, size};
+      segment.new_keys = {new_keys_->data() + begin, size};
+      first_slots.push_back(first_slots[s] + FirstOccurrences::NumSlots(size));
       if (keeps_old) {
-        segments_[s].old_lanes = {old_lanes_.data() + 2 * begin, 2 * size};
+        segment.old_lanes = {old_lanes_.data() + 2 * begin, 2 * size};
       }
       if (has_sketch) {
-        segments_[s].sketch = {state_.sketch.data() + s * num_cells, num_cells};
-        segments_[s].seen = &state_.seen[s];
+        segment.sketch = {state_.sketch.data() + s * num_cells, num_cells};
+        segment.seen = &state_.seen[s];
       }
     }
-  }
-
-  void PrepareMissing() {
-    int64_t num_missing = 0, num_slots = 0;
-    for (const SegmentKeys& segment : segments_) {
-      num_missing += segment.num_missing;
-      num_slots += FirstOccurrences::NumSlots(segment.num_missing);
-    }
-    missing_.resize(num_missing);
-    new_keys_.resize(num_missing);
-    slots_.resize(num_slots);
-    Missing* missing = missing_.data();
-    NewKey* new_keys = new_keys_.data();
-    uint32_t* slots = slots_.data();
-    for (SegmentKeys& segment : segments_) {
-      const int64_t size = FirstOccurrences::NumSlots(segment.num_missing);
-      segment.missing = {missing, segment.num_missing};
-      segment.new_keys = {new_keys, segment.num_missing};
-      segment.slots = {slots, size};
-      missing += segment.num_missing;
-      new_keys += segment.num_missing;
-      slots += size;
+    slots_ = RawArray<uint32_t>(first_slots.back());
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      segments_[s].slots = {slots_.data() + first_slots[s],
+                            first_slots[s + 1] - first_slots[s]};
     }
   }
 
   template <typename Part>
   void ForSegments(const Part& part) {
-    constexpr int64_t kNanosecondsPerKey = 30;
+    constexpr int64_t kNanosecondsPerKey = 20;
     const int64_t num_segments = layout_.num_segments();
     const int64_t cost = 1 + kNanosecondsPerKey * keys_.size() / num_segments;
-    WithBuckets(state_, [&](auto buckets) {
+    WithBuckets(state_, [&](const auto& buckets) {
       parallel_for_(num_segments, cost, [&](int64_t begin, int64_t end) {
         for (int64_t s = begin; s < end; ++s) {
-          AdmitSegment<decltype(buckets.locate)> work(
-              layout_, policy_, step_, buckets, keys_, rows_, &segments_[s]);
-          part(&work);
+          if (segments_[s].places.empty()) continue;
+          WithSegment(layout_, buckets, kernels_, s, [&](const auto& segment) {
+            AdmitSegment work(layout_, policy_, step_, segment, &segments_[s]);
+            part(&work);
+          });
         }
       });
     });
@@ -134,16 +143,16 @@ class Admitting {
 
   void Collect(AdmittedKeys* admitted) {
     *admitted = AdmittedKeys();
-    int64_t num_new_keys = 0;
-    for (const SegmentKeys& segment : segments_) {
-      num_new_keys += segment.num_new_keys;
-    }
-    admitted->new_keys.reserve(num_new_keys);
+    // Those of each segment move down to those of the one before.
+    NewKey* end = new_keys_->data();
     VocabularyCounts& total = admitted->counts;
     for (const SegmentKeys& segment : segments_) {
-      admitted->new_keys.insert(
-          admitted->new_keys.end(), segment.new_keys.begin(),
-          segment.new_keys.begin() + segment.num_new_keys);
+      const NewKey* first = segment.new_keys.data();
+      if (first == end) {
+        end += segment.num_new_keys;
+      } else {
+        end = std::copy(first, first + segment.num_new_keys, end);
+      }
       total.num_lookups += segment.counts.num_lookups;
       total.num_known += segment.counts.num_known;
       total.num_probes += segment.counts.num_probes;
@@ -153,6 +162,8 @@ class Admitting {
       total.num_evicted += segment.counts.num_evicted;
       total.num_expired += segment.counts.num_expired;
     }
+    admitted->new_keys = {new_keys_->data(), end - new_keys_->data()};
+    admitted->new_keys_memory = new_keys_;
   }
 
   const BucketLayout& layout_;
@@ -162,13 +173,15 @@ class Admitting {
   // A copy: `take_back` may outlive the caller's.
   const ParallelFor parallel_for_;
   const VocabularyState& state_;
-  const Span<int64_t> rows_;
+  const KeyKernels& kernels_;
   KeysBySegment dealt_;
   std::vector<SegmentKeys> segments_;
-  std::vector<Missing> missing_;
-  std::vector<NewKey> new_keys_;
-  std::vector<uint32_t> slots_;
-  std::vector<OldLane> old_lanes_;
+  // By place, those of each segment together.
+  RawArray<int64_t> rows_;
+  RawArray<Missing> missing_;
+  std::shared_ptr<RawArray<NewKey>> new_keys_;
+  RawArray<uint32_t> slots_;
+  RawArray<OldLane> old_lanes_;
   std::vector<uint8_t> old_sketch_;
   std::vector<int64_t> old_seen_;
 };
@@ -187,14 +200,6 @@ Status CheckStep(const BucketLayout& layout, const VocabularyPolicy& policy,
   if (keys.size() > std::numeric_limits<uint32_t>::max() - 1) {
     return InvalidArgument("A step has at most 2^32 - 2 keys. Received: " +
                            to_string(keys.size()));
-  }
-  for (int64_t i = 0; i < keys.size(); ++i) {
-    if (keys[i] == kEmptyKey) {
-      return InvalidArgument("A key must not be " + to_string(kEmptyKey) +
-                             ", which marks rows without a key. Received: it "
-                             "as key number " +
-                             to_string(i));
-    }
   }
   if (policy.admission != Admission::kCount) return Status();
   const int64_t num_segments = layout.num_segments();
@@ -215,11 +220,12 @@ Status CheckStep(const BucketLayout& layout, const VocabularyPolicy& policy,
 Status AdmitKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                  const VocabularyStep& step, Span<const int64_t> keys,
                  const ParallelFor& parallel_for, const VocabularyState& state,
-                 Span<int64_t> rows, AdmittedKeys* admitted) {
+                 Span<int64_t> rows, AdmittedKeys* admitted,
+                 const KeyKernels& kernels) {
   LM_RETURN_IF_ERROR(CheckStep(layout, policy, step, keys, state));
-  const auto admitting = std::make_shared<Admitting>(layout, policy, step, keys,
-                                                     parallel_for, state, rows);
-  LM_RETURN_IF_ERROR(admitting->Run(admitted));
+  const auto admitting = std::make_shared<Admitting>(
+      layout, policy, step, keys, parallel_for, state, kernels);
+  LM_RETURN_IF_ERROR(admitting->Run(rows, admitted));
   if (step.keeps_old) {
     admitted->take_back = [admitting] { admitting->TakeBack(); };
   }

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
+#include <memory>
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
@@ -14,6 +14,7 @@
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/policy.h"
 #include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/simd/key_kernels.h"
 
 namespace layoutmap {
 
@@ -49,7 +50,9 @@ struct VocabularyCounts {
 };
 
 struct AdmittedKeys {
-  std::vector<NewKey> new_keys;
+  Span<const NewKey>
+      new_keys;  // by segment, in the order of their rows' giving
+  std::shared_ptr<const void> new_keys_memory;
   VocabularyCounts counts;
   // Makes the state what it was before, where the step `keeps_old`: another
   // vocabulary of the same step was refused. The arguments of `AdmitKeys` must
@@ -65,13 +68,14 @@ struct AdmittedKeys {
 // lane of their buckets, else into the row of an expired key, else into that of
 // the key with the lowest score. No row that is in use is given away.
 //
-// The result depends on neither threads nor shards. `keys` have at most 2^32
-// values, none of them kEmptyKey. If a key finds no place and the policy calls
-// that an error, the state is as before.
+// The result depends on neither threads nor shards nor kernels. `keys` have at
+// most 2^32 values, none of them kEmptyKey. If a key finds no place and the
+// policy calls that an error, the state is as before.
 Status AdmitKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                  const VocabularyStep& step, Span<const int64_t> keys,
                  const ParallelFor& parallel_for, const VocabularyState& state,
-                 Span<int64_t> rows, AdmittedKeys* admitted);
+                 Span<int64_t> rows, AdmittedKeys* admitted,
+                 const KeyKernels& kernels = KeyKernelsFor(CurrentCpuLevel()));
 
 }  // namespace layoutmap
 

@@ -9,6 +9,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/policy.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/core/vocabulary/evict_keys.h"
 #include "cc/core/vocabulary/move_keys.h"
 #include "cc/core/vocabulary/vocabulary_test.h"
@@ -63,7 +64,7 @@ TEST(BucketLayoutTest, SegmentsDivideTheBuckets) {
   EXPECT_FALSE(BucketLayout::Make(257, &layout).ok());
 }
 
-TEST(AdmitKeysTest, TheSameBitsForAnyNumberOfThreadsAndShards) {
+TEST(AdmitKeysTest, TheSameBitsForAnyThreadsShardsAndInstructions) {
   for (Admission admission :
        {Admission::kAll, Admission::kCount, Admission::kProbability}) {
     for (Eviction eviction :
@@ -72,14 +73,25 @@ TEST(AdmitKeysTest, TheSameBitsForAnyNumberOfThreadsAndShards) {
       std::vector<std::vector<int64_t>> expected;
       for (int32_t num_shards : {1, 3, 7}) {
         for (int num_threads : {1, 2, 8}) {
+          // An instruction set for each number of threads.
+          const CpuLevel level = num_threads == 1   ? CpuLevel::kBaseline
+                                 : num_threads == 2 ? CpuLevel::kAvx2
+                                                    : CpuLevel::kAvx512;
+          if (!CpuHas(level)) continue;
           TestVocabulary one(3000, policy, num_shards);
           std::vector<std::vector<int64_t>> found;
           for (int32_t step = 1; step <= 6; ++step) {
             const VocabularyStep now = {step, std::max(1, step - 2), {}};
-            const Status status = one.Admit(FrequentKeys(2000, step), now,
-                                            UnevenFor(num_threads));
+            // More than the parts that keys are dealt in.
+            const Status status = one.Admit(FrequentKeys(9000, step), now,
+                                            UnevenFor(num_threads), level);
             ASSERT_TRUE(status.ok()) << status.message();
             found.push_back(one.rows);
+            std::vector<int64_t> new_keys;
+            for (const NewKey& key : one.admitted.new_keys) {
+              new_keys.insert(new_keys.end(), {key.row, key.key, key.evicted});
+            }
+            found.push_back(new_keys);
           }
           found.push_back(one.Bits());
           if (expected.empty()) expected = found;

@@ -12,8 +12,9 @@
 #include "cc/core/keys/keys_by_segment.h"
 #include "cc/core/keys/policy.h"
 #include "cc/core/keys/sketch.h"
-#include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/simd/key_kernels.h"
 #include "cc/core/vocabulary/admit_keys.h"
+#include "cc/core/vocabulary/segment_buckets.h"
 
 namespace layoutmap {
 
@@ -27,17 +28,19 @@ struct OldLane {
 
 // A key without a row, by its place among those of its segment.
 struct Missing {
-  uint32_t first;  // the place of its first occurrence
+  uint32_t first;  // where it first occurs, among those without a row
   uint32_t times;  // of the first: how often it occurs
+  uint32_t place;  // among all of the segment
 };
 
 // The keys of one segment, and what comes of them. All memory is allocated
 // before the workers begin: too little of it must be an error of the call.
 struct SegmentKeys {
   Span<KeyPlace> places;    // of all keys, then of those without a row
-  Span<Missing> missing;    // one for each place without a row
+  Span<int64_t> rows;       // of all keys
+  Span<Missing> missing;    // as many as there are places
   Span<uint32_t> slots;     // of FirstOccurrences
-  Span<NewKey> new_keys;    // as many as there are places without a row
+  Span<NewKey> new_keys;    // as many as there are places
   Span<OldLane> old_lanes;  // empty, or two for each key
   Span<uint8_t> sketch;
   int64_t* seen = nullptr;
@@ -48,89 +51,88 @@ struct SegmentKeys {
   VocabularyCounts counts;
 };
 
-template <typename Locate>
+// `Segment` is one of those of cc/core/vocabulary/segment_buckets.h.
+template <typename Segment>
 class AdmitSegment {
  public:
   AdmitSegment(const BucketLayout& layout, const VocabularyPolicy& policy,
-               const VocabularyStep& step, const Buckets<Locate>& buckets,
-               Span<const int64_t> keys, Span<int64_t> rows,
-               SegmentKeys* segment)
+               const VocabularyStep& step, const Segment& segment,
+               SegmentKeys* keys)
       : layout_(layout),
         policy_(policy),
         step_(step),
-        buckets_(buckets),
-        keys_(keys),
-        rows_(rows),
-        s_(*segment) {}
+        segment_(segment),
+        s_(*keys) {}
 
-  // Counts the uses of keys that have a row; keeps the places of the others.
-  void CountKnown() {
-    // All lines of so many keys are asked for before the first is looked at.
-    constexpr int64_t kAhead = 16;
-    const auto keys_of = [&](int64_t b) { return buckets_.keys(b); };
-    const int64_t num_places = s_.places.size();
-    int64_t num_probes = 0, num_missing = 0;
-    for (int64_t first = 0; first < num_places; first += kAhead) {
-      const int64_t end = std::min(first + kAhead, num_places);
-      for (int64_t i = first; i < end; ++i) {
-        const auto bucket = buckets_.at(s_.places[i].bucket);
-        __builtin_prefetch(bucket.keys);
-        __builtin_prefetch(bucket.last_step, /*write=*/1);
-        __builtin_prefetch(bucket.count, /*write=*/1);
-      }
-      for (int64_t i = first; i < end; ++i) {
-        const KeyPlace place = s_.places[i];
-        const int64_t row = FindRow(layout_, keys_of, place.bucket,
-                                    keys_[place.position], &num_probes);
-        rows_[place.position] = row;
-        if (row == kNoRow) {
-          s_.places[num_missing++] = place;
-        } else {
-          CountUse(row);
-        }
-      }
-    }
-    s_.num_missing = num_missing;
-    s_.counts.num_probes = num_probes;
-    s_.counts.num_lookups = num_places;
-    s_.counts.num_known = num_places - s_.num_missing;
-  }
-
-  void InsertMissing() {
-    FirstOccurrences first_occurrences(s_.slots);
-    const auto key_of = [&](uint32_t i) {
-      return keys_[s_.places[i].position];
-    };
-    for (int64_t i = 0; i < s_.num_missing; ++i) {
-      const auto number = static_cast<uint32_t>(i);
-      const uint32_t first =
-          first_occurrences.Add(key_of(number), number, key_of);
-      s_.missing[i] = {first, 0};
-      ++s_.missing[first].times;
-    }
-    for (int64_t i = 0; i < s_.num_missing; ++i) {
-      const KeyPlace place = s_.places[i];
-      const Missing& missing = s_.missing[i];
-      if (missing.first != i) {
-        rows_[place.position] = rows_[s_.places[missing.first].position];
-      } else if (!Insert(place, missing.times)) {
-        return;
-      }
-    }
+  // Counts the uses of keys that have a row, then looks for rows of the others,
+  // while what was read of the segment is in the processor's cache.
+  void Run() {
+    CountKnown();
+    InsertMissing();
   }
 
   void TakeBack() {
     for (int64_t i = s_.num_old_lanes - 1; i >= 0; --i) {
       const OldLane& old = s_.old_lanes[i];
-      SetLane(old.row, old.key, old.last_step, old.count);
+      SetLane(segment_.At(old.row), old.key, old.last_step, old.count);
     }
   }
 
  private:
+  // Keeps the places of keys without a row.
+  void CountKnown() {
+    // What is found is counted while its lines are in the first-level cache.
+    constexpr int64_t kBlock = 32;
+    const int64_t num_places = s_.places.size();
+    int64_t num_missing = 0;
+    for (int64_t begin = 0; begin < num_places; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, num_places);
+      s_.counts.num_probes +=
+          segment_.Find(s_.places.data() + begin, end - begin, num_places - end,
+                        s_.rows.data() + begin);
+      for (int64_t i = begin; i < end; ++i) {
+        if (s_.rows[i] != kNoRow) {
+          CountUse(s_.rows[i]);
+          continue;
+        }
+        s_.places[num_missing] = s_.places[i];
+        s_.missing[num_missing++] = {0, 0, static_cast<uint32_t>(i)};
+      }
+    }
+    s_.num_missing = num_missing;
+    s_.counts.num_lookups = num_places;
+    s_.counts.num_known = num_places - num_missing;
+  }
+
+  void InsertMissing() {
+    if (s_.num_missing == 0) return;
+    FirstOccurrences first_occurrences(
+        {s_.slots.data(), FirstOccurrences::NumSlots(s_.num_missing)});
+    const auto key_of = [&](uint32_t i) { return s_.places[i].key; };
+    for (int64_t i = 0; i < s_.num_missing; ++i) {
+      const auto number = static_cast<uint32_t>(i);
+      const uint32_t first =
+          first_occurrences.Add(key_of(number), number, key_of);
+      s_.missing[i].first = first;
+      ++s_.missing[first].times;
+    }
+    constexpr int64_t kPlacesAhead = 8;
+    for (int64_t i = 0; i < s_.num_missing; ++i) {
+      if (i + kPlacesAhead < s_.num_missing) {
+        segment_.Prefetch(s_.places[i + kPlacesAhead].bucket);
+      }
+      const Missing& missing = s_.missing[i];
+      if (missing.first != i) {
+        s_.rows[missing.place] = s_.rows[s_.missing[missing.first].place];
+      } else if (!Insert(s_.places[i], missing)) {
+        return;
+      }
+    }
+  }
+
   // False if the step has to be refused.
-  bool Insert(const KeyPlace& place, int64_t times) {
-    const int64_t key = keys_[place.position];
-    if (!IsAdmitted(key, times)) {
+  bool Insert(const KeyPlace& place, const Missing& missing) {
+    if (!IsAdmitted(place.key, missing.times)) {
       ++s_.counts.num_rejected;
       return true;
     }
@@ -141,21 +143,20 @@ class AdmitSegment {
       s_.failed_at = place.position;
       return false;
     }
-    const auto bucket = buckets_.at(row / kKeysPerBucket);
-    const int64_t lane = row % kKeysPerBucket;
-    const int64_t evicted = bucket.keys[lane];
+    const Lane lane = segment_.At(row);
+    const int64_t evicted = *lane.key;
     if (evicted != kEmptyKey) {
       ++s_.counts.num_evicted;
       s_.counts.num_expired +=
-          IsExpired(policy_, bucket.last_step[lane], step_.number);
+          IsExpired(policy_, *lane.last_step, step_.number);
     }
-    Remember(row);
-    SetLane(row, key, step_.number, 0);
-    bucket.count[lane] = static_cast<int32_t>(
-        std::min<int64_t>(times, std::numeric_limits<int32_t>::max()));
-    s_.new_keys[s_.num_new_keys++] = {row, key, evicted};
+    Remember(row, lane);
+    SetLane(lane, place.key, step_.number,
+            static_cast<int32_t>(std::min<int64_t>(
+                missing.times, std::numeric_limits<int32_t>::max())));
+    s_.new_keys[s_.num_new_keys++] = {row, place.key, evicted};
     ++s_.counts.num_admitted;
-    rows_[place.position] = row;
+    s_.rows[missing.place] = row;
     return true;
   }
 
@@ -173,41 +174,15 @@ class AdmitSegment {
   }
 
   // The row that a new key gets, or kNoRow.
-  int64_t FindPlace(int64_t first) const {
-    int64_t bucket = first;
-    for (int64_t p = 0; p < layout_.num_probes(); ++p) {
-      const int lane = FindLane(buckets_.keys(bucket), kEmptyKey);
-      if (lane >= 0) return bucket * kKeysPerBucket + lane;
-      bucket = layout_.Next(bucket);
-    }
+  int64_t FindPlace(int64_t bucket) const {
+    const int64_t free = segment_.FindFree(bucket);
+    if (free != kNoRow) return free;
+    // Of keys that all may go but for their last step. Those that have expired
+    // are the least recent ones anyway.
     if (policy_.eviction == Eviction::kLru && step_.pinned_rows.empty()) {
-      return FindLeastRecent(first);
+      return segment_.FindLeastRecent(bucket, step_.oldest_in_flight);
     }
-    return FindLowestScore(first);
-  }
-
-  // Of keys that all may go but for their last step. Those that have expired
-  // are the least recent ones anyway.
-  int64_t FindLeastRecent(int64_t bucket) const {
-    int64_t found = kNoRow;
-    int32_t oldest = step_.oldest_in_flight;
-    for (int64_t p = 0; p < layout_.num_probes(); ++p) {
-      const int32_t* last_step = buckets_.at(bucket).last_step;
-      int32_t lowest = last_step[0];
-      for (int lane = 1; lane < kKeysPerBucket; ++lane) {
-        lowest = std::min(lowest, last_step[lane]);
-      }
-      // Of equal ones the lowest row, and buckets may wrap around.
-      if (lowest < oldest || (lowest == oldest && found != kNoRow &&
-                              bucket * kKeysPerBucket < found)) {
-        int lane = 0;
-        while (last_step[lane] != lowest) ++lane;
-        found = bucket * kKeysPerBucket + lane;
-        oldest = lowest;
-      }
-      bucket = layout_.Next(bucket);
-    }
-    return found;
+    return FindLowestScore(bucket);
   }
 
   int64_t FindLowestScore(int64_t bucket) const {
@@ -215,10 +190,11 @@ class AdmitSegment {
     bool found_is_expired = false;
     int32_t found_score = 0;
     for (int64_t p = 0; p < layout_.num_probes(); ++p) {
-      const auto at = buckets_.at(bucket);
+      const int64_t first_row = bucket * kKeysPerBucket;
+      const Lane first = segment_.At(first_row);
       for (int lane = 0; lane < kKeysPerBucket; ++lane) {
-        const int64_t row = bucket * kKeysPerBucket + lane;
-        const int32_t last_step = at.last_step[lane];
+        const int64_t row = first_row + lane;
+        const int32_t last_step = first.last_step[lane];
         const bool is_expired = IsExpired(policy_, last_step, step_.number);
         if (!is_expired && policy_.eviction == Eviction::kNone) continue;
         if (IsInUse(row, last_step)) continue;
@@ -226,7 +202,7 @@ class AdmitSegment {
         const int32_t score =
             is_expired
                 ? last_step
-                : ScoreOf(policy_, last_step, at.count[lane], step_.number);
+                : ScoreOf(policy_, last_step, first.count[lane], step_.number);
         const bool is_better =
             found == kNoRow || is_expired > found_is_expired ||
             (is_expired == found_is_expired &&
@@ -248,40 +224,34 @@ class AdmitSegment {
   }
 
   void CountUse(int64_t row) {
-    const auto bucket = buckets_.at(row / kKeysPerBucket);
-    const int64_t lane = row % kKeysPerBucket;
-    int32_t& last_step = bucket.last_step[lane];
-    int32_t& count = bucket.count[lane];
+    const Lane lane = segment_.At(row);
+    int32_t& last_step = *lane.last_step;
+    int32_t& count = *lane.count;
     if (last_step != step_.number) {
-      Remember(row);
+      Remember(row, lane);
       count = DecayedCount(policy_, count, int64_t{step_.number} - last_step);
       last_step = step_.number;
     }
     if (count < std::numeric_limits<int32_t>::max()) ++count;
   }
 
-  void SetLane(int64_t row, int64_t key, int32_t last_step, int32_t count) {
-    const auto bucket = buckets_.at(row / kKeysPerBucket);
-    const int64_t lane = row % kKeysPerBucket;
-    bucket.keys[lane] = key;
-    bucket.last_step[lane] = last_step;
-    bucket.count[lane] = count;
+  static void SetLane(const Lane& lane, int64_t key, int32_t last_step,
+                      int32_t count) {
+    *lane.key = key;
+    *lane.last_step = last_step;
+    *lane.count = count;
   }
 
-  void Remember(int64_t row) {
+  void Remember(int64_t row, const Lane& lane) {
     if (s_.old_lanes.empty()) return;
-    const auto bucket = buckets_.at(row / kKeysPerBucket);
-    const int64_t lane = row % kKeysPerBucket;
-    s_.old_lanes[s_.num_old_lanes++] = {
-        row, bucket.keys[lane], bucket.last_step[lane], bucket.count[lane]};
+    s_.old_lanes[s_.num_old_lanes++] = {row, *lane.key, *lane.last_step,
+                                        *lane.count};
   }
 
   const BucketLayout& layout_;
   const VocabularyPolicy& policy_;
   const VocabularyStep& step_;
-  const Buckets<Locate>& buckets_;
-  const Span<const int64_t> keys_;
-  const Span<int64_t> rows_;
+  const Segment& segment_;
   SegmentKeys& s_;
 };
 

@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/raw_array.h"
 #include "cc/core/base/row_queue.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/first_values.h"
+#include "cc/core/simd/key_kernels.h"
 #include "cc/core/vocabulary/admit_keys.h"
 
 namespace layoutmap {
@@ -53,7 +55,7 @@ uint16_t ToFloat16(float x) {
 }
 
 // Rows of new keys are all over the table.
-constexpr int64_t kAhead = 8;
+constexpr int64_t kRowsAhead = 8;
 
 void Prefetch(const FirstRows& first, int64_t row) {
   if (first.row_type == RowType::kFloat32) {
@@ -70,19 +72,20 @@ void Prefetch(const FirstRows& first, int64_t row) {
 }  // namespace
 
 void WriteFirstRows(const FirstRows& first, Span<const NewKey> new_keys,
-                    const ParallelFor& parallel_for) {
+                    const ParallelFor& parallel_for,
+                    const KeyKernels& kernels) {
   const bool is_half = first.row_type != RowType::kFloat32;
   const int64_t dim = is_half ? first.half_table.dim : first.table.dim;
-  const int64_t nanoseconds_per_key = 100 + 20 * dim;
+  const int64_t nanoseconds_per_key = 20 + 5 * dim;
   // One row for each range that a worker takes would be allocated in it.
-  std::vector<float> values(is_half ? new_keys.size() * dim : 0);
+  const RawArray<float> values(is_half ? new_keys.size() * dim : 0);
   parallel_for(
       new_keys.size(), nanoseconds_per_key, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          Prefetch(first, new_keys[std::min(i + kAhead, end - 1)].row);
+          Prefetch(first, new_keys[std::min(i + kRowsAhead, end - 1)].row);
           const int64_t row = new_keys[i].row;
           float* out = is_half ? values.data() + i * dim : first.table.row(row);
-          FillFirstValues(first.values, new_keys[i].key, {out, dim});
+          FillFirstValues(first.values, new_keys[i].key, {out, dim}, kernels);
           if (is_half) {
             std::transform(
                 out, out + dim, first.half_table.row(row),

@@ -10,6 +10,7 @@
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/first_values.h"
+#include "cc/core/simd/key_kernels.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/core/vocabulary/admit_keys.h"
 
@@ -28,8 +29,10 @@ struct FirstRows {
 // Writes the rows of `new_keys`, whatever the keys before them have left there.
 // Values of 16-bit rows are rounded to the nearest, of two equally near ones to
 // the even one; they must not be too large for them.
-void WriteFirstRows(const FirstRows& first, Span<const NewKey> new_keys,
-                    const ParallelFor& parallel_for);
+void WriteFirstRows(
+    const FirstRows& first, Span<const NewKey> new_keys,
+    const ParallelFor& parallel_for,
+    const KeyKernels& kernels = KeyKernelsFor(CurrentCpuLevel()));
 
 }  // namespace layoutmap
 

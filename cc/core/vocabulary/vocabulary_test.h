@@ -15,6 +15,8 @@
 #include "cc/core/keys/sketch.h"
 #include "cc/core/keys/vocabulary_state.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/key_kernels.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/table_test.h"
 #include "cc/core/vocabulary/admit_keys.h"
 #include "gtest/gtest.h"
@@ -50,10 +52,11 @@ class TestVocabulary {
   TestVocabulary& operator=(const TestVocabulary&) = delete;
 
   Status Admit(const std::vector<int64_t>& keys, const VocabularyStep& step,
-               const ParallelFor& parallel_for = SerialFor) {
+               const ParallelFor& parallel_for = SerialFor,
+               CpuLevel level = CurrentCpuLevel()) {
     rows.assign(keys.size(), -7);
     return AdmitKeys(layout_, policy_, step, keys, parallel_for, state_, rows,
-                     &admitted);
+                     &admitted, KeyKernelsFor(level));
   }
 
   std::vector<int64_t> Find(const std::vector<int64_t>& keys) const {

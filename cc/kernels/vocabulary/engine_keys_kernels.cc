@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/raw_array.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
@@ -54,7 +55,8 @@ struct OpenTableSpec {
 struct OpenTable {
   LockedVocabulary vocabulary;
   FirstRows first_rows;
-  std::vector<int64_t> keys, rows;
+  TableKeys keys;
+  RawArray<int64_t> rows;  // of the keys
   std::vector<int64_t> pinned_rows;
   VocabularyStep step;
   AdmittedKeys admitted;
@@ -272,14 +274,14 @@ class KeysOp : public Kernel {
       table.step.keeps_old =
           (may_fail && specs_.size() > 1) || !telling_.empty();
       table.keys = batches->KeysOf(specs_[i].table);
-      table.rows.resize(table.keys.size());
+      table.rows = RawArray<int64_t>(table.keys.keys.size());
     }
     const ParallelFor parallel_for = TfParallelFor(ctx);
     for (size_t i = 0; i < specs_.size(); ++i) {
       OpenTable& table = (*tables)[i];
       const LockedVocabulary& vocabulary = table.vocabulary;
       const Status status = AdmitKeys(
-          vocabulary.layout(), vocabulary.policy(), table.step, table.keys,
+          vocabulary.layout(), vocabulary.policy(), table.step, table.keys.keys,
           parallel_for, vocabulary.state(), table.rows, &table.admitted);
       if (status.ok()) continue;
       while (i-- > 0) (*tables)[i].admitted.take_back();
@@ -298,8 +300,8 @@ class KeysOp : public Kernel {
       WriteFirstRows(table.first_rows, table.admitted.new_keys, parallel_for);
       table.vocabulary.CountStep(table.step.number, specs_[i].kind,
                                  table.admitted.counts);
-      resource.changed().Note(specs_[i].table, table.rows);
-      batches->TakeRows(specs_[i].table, table.rows,
+      resource.changed().Note(specs_[i].table, Span<int64_t>(table.rows));
+      batches->TakeRows(specs_[i].table, Span<int64_t>(table.rows),
                         UnknownRow(specs_[i], table.vocabulary.layout()),
                         table.step.number);
     }
@@ -342,10 +344,11 @@ class KeysOp : public Kernel {
       TF_RETURN_IF_ERROR(locked.View(first, table.name + " (keys)", buckets,
                                      {kKeysPerBucket}, &stored));
       first += NumStateVariables(spec.policy, buckets.num_shards());
-      const std::vector<int64_t> keys = batches->KeysOf(spec.table);
-      std::vector<int64_t> rows(keys.size());
-      FindKeys(layout, stored, keys, TfParallelFor(ctx), rows);
-      batches->TakeRows(spec.table, rows, UnknownRow(spec, layout), 0);
+      const TableKeys keys = batches->KeysOf(spec.table);
+      const RawArray<int64_t> rows(keys.keys.size());
+      FindKeys(layout, stored, keys.keys, TfParallelFor(ctx), rows);
+      batches->TakeRows(spec.table, Span<int64_t>(rows),
+                        UnknownRow(spec, layout), 0);
     }
     return absl::OkStatus();
   }

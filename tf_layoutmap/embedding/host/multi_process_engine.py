@@ -52,7 +52,12 @@ class WorkerEngine(HostEngine):
         gathered, checks = self._gather_checked(training, features)
         if self._spec.has_open_tables:
             modes = [mode for mode, _ in gathered]
-            checks += multi_process_checks.check_modes(modes, self._num_local)
+            # Once all is gathered: an error ends what others still gather.
+            with tf.control_dependencies([
+                    tensor for _, inputs in gathered for one in inputs
+                    for tensor in (one.ids, one.weights)]):
+                checks += multi_process_checks.check_modes(
+                    modes, self._num_local)
             # The first replica of a process hands the step of all over: which
             # rows new keys get depends on the order of all batches.
             if replica % self._num_local == 0:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.variables import table_variable
-from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded import ShardedVariable, new_rows
 from tf_layoutmap.vocabulary import bucket_layout, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
@@ -31,10 +31,11 @@ def create_variables(
 
     def by_bucket(name, value, dtype):
         shards = [
-            _variable(tf.fill([size, bucket_layout.KEYS_PER_BUCKET],
-                              tf.constant(value, dtype)),
-                      f"{table}/{name}" + (
-                          f"/part_{shard}" if num_shards > 1 else ""))
+            # Buckets are read at random, as rows are.
+            _variable(new_rows.fill(
+                (size, bucket_layout.KEYS_PER_BUCKET), value, dtype),
+                f"{table}/{name}" + (
+                    f"/part_{shard}" if num_shards > 1 else ""))
             for shard, size in enumerate(cut.sizes)]
         return shards[0] if num_shards == 1 else ShardedVariable(
             shards, name=f"{table}/{name}")

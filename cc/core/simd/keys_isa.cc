@@ -1,0 +1,155 @@
+// The body of the key kernels; built once per instruction set, like
+// rows_isa.cc, and without standard library headers for the same reason.
+
+#include "cc/core/simd/key_kernels.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace layoutmap {
+namespace LM_ISA {
+namespace {
+
+constexpr int64_t kLanes = 8;
+constexpr int64_t kEmpty = INT64_MIN;
+// So many keys' lines are asked for before the first is looked at.
+constexpr int64_t kBlock = 16;
+
+// `MixBits` of cc/core/keys/bucket_layout.h.
+inline uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// One bit for each lane that has the key.
+inline unsigned LanesWith(const int64_t* keys, int64_t key) {
+#if defined(__AVX512F__)
+  return _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(keys),
+                                 _mm512_set1_epi64(key));
+#elif defined(__AVX2__)
+  const __m256i wanted = _mm256_set1_epi64x(key);
+  const auto half = [&](const int64_t* four) {
+    const __m256i found = _mm256_cmpeq_epi64(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(four)), wanted);
+    return static_cast<unsigned>(
+        _mm256_movemask_pd(_mm256_castsi256_pd(found)));
+  };
+  return half(keys) | half(keys + 4) << 4;
+#else
+  unsigned found = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    found |= static_cast<unsigned>(keys[lane] == key) << lane;
+  }
+  return found;
+#endif
+}
+
+bool BucketsOf(const int64_t* keys, int64_t size, int64_t num_buckets,
+               uint32_t* buckets) {
+  const auto scale = static_cast<uint64_t>(num_buckets);
+  bool has_empty = false;
+  for (int64_t i = 0; i < size; ++i) {
+    has_empty |= keys[i] == kEmpty;
+    const uint64_t bits = Mix(static_cast<uint64_t>(keys[i]));
+    buckets[i] = static_cast<uint32_t>(((bits >> 32) * scale) >> 32);
+  }
+  return has_empty;
+}
+
+// The bucket after one, both counted from the first of the range.
+inline int64_t Next(const BucketRange& range, int64_t bucket) {
+  return bucket + 1 < range.size ? bucket + 1 : 0;
+}
+
+int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
+             int64_t num_after, int64_t* rows) {
+  int64_t num_probes = 0;
+  const auto prefetch = [&](int64_t i) {
+    const int64_t lane = (places[i].bucket - range.first) * kLanes;
+    __builtin_prefetch(range.keys + lane);
+    __builtin_prefetch(range.last_step + lane, /*write=*/1);
+    __builtin_prefetch(range.count + lane, /*write=*/1);
+  };
+  for (int64_t i = 0; i < size && i < kBlock; ++i) prefetch(i);
+  for (int64_t i = 0; i < size; ++i) {
+    if (i + kBlock < size + num_after) prefetch(i + kBlock);
+    int64_t bucket = places[i].bucket - range.first;
+    int64_t row = -1;
+    for (int64_t p = 0; p < range.num_probes; ++p) {
+      ++num_probes;
+      const unsigned found =
+          LanesWith(range.keys + bucket * kLanes, places[i].key);
+      if (found != 0) {
+        row = (range.first + bucket) * kLanes + __builtin_ctz(found);
+        break;
+      }
+      bucket = Next(range, bucket);
+    }
+    rows[i] = row;
+  }
+  return num_probes;
+}
+
+int64_t FindFree(const BucketRange& range, int64_t first) {
+  int64_t bucket = first - range.first;
+  for (int64_t p = 0; p < range.num_probes; ++p) {
+    const unsigned found = LanesWith(range.keys + bucket * kLanes, kEmpty);
+    if (found != 0) {
+      return (range.first + bucket) * kLanes + __builtin_ctz(found);
+    }
+    bucket = Next(range, bucket);
+  }
+  return -1;
+}
+
+int64_t FindLeastRecent(const BucketRange& range, int64_t first, int32_t step) {
+  int64_t bucket = first - range.first;
+  int64_t found = -1;
+  int32_t oldest = step;
+  for (int64_t p = 0; p < range.num_probes; ++p) {
+    const int32_t* last_step = range.last_step + bucket * kLanes;
+    int32_t lowest = last_step[0];
+    for (int lane = 1; lane < kLanes; ++lane) {
+      lowest = last_step[lane] < lowest ? last_step[lane] : lowest;
+    }
+    const bool comes_before =
+        found != -1 && (range.first + bucket) * kLanes < found;
+    if (lowest < oldest || (lowest == oldest && comes_before)) {
+      unsigned lanes = 0;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        lanes |= static_cast<unsigned>(last_step[lane] == lowest) << lane;
+      }
+      found = (range.first + bucket) * kLanes + __builtin_ctz(lanes);
+      oldest = lowest;
+    }
+    bucket = Next(range, bucket);
+  }
+  return found;
+}
+
+// As `FillFirstValues` (cc/core/keys/first_values.h) says: what splitmix64
+// draws one after the other, here several at once.
+void Draw(const DrawArgs& args) {
+  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
+  const double a = args.a, width = args.b - args.a;
+  const uint64_t state = args.state;
+  const int64_t size = args.size;
+  float* values = args.values;
+  for (int64_t c = 0; c < size; ++c) {
+    const uint64_t bits = Mix(state + static_cast<uint64_t>(c + 1) * kGolden);
+    // 24 bits: an int32, which each instruction set makes a double of.
+    const auto drawn = static_cast<double>(static_cast<int32_t>(bits >> 40));
+    values[c] = static_cast<float>(a + width * (drawn / (1 << 24)));
+  }
+}
+
+}  // namespace
+
+extern const KeyKernels kKeyKernels;
+const KeyKernels kKeyKernels = {BucketsOf, Find, FindFree, FindLeastRecent,
+                                Draw};
+
+}  // namespace LM_ISA
+}  // namespace layoutmap

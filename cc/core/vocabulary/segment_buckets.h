@@ -1,0 +1,139 @@
+// The buckets of one segment, as a worker reads and writes them.
+
+#ifndef TF_LAYOUTMAP_CORE_VOCABULARY_SEGMENT_BUCKETS_H_
+#define TF_LAYOUTMAP_CORE_VOCABULARY_SEGMENT_BUCKETS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cc/core/keys/bucket_layout.h"
+#include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/simd/key_kernels.h"
+
+namespace layoutmap {
+
+// Where one lane of a vocabulary is.
+struct Lane {
+  int64_t* key;
+  int32_t* last_step;
+  int32_t* count;
+};
+
+// A segment in one shard, which kernels go through.
+class WholeSegment {
+ public:
+  WholeSegment(const BucketRange& range, const KeyKernels& kernels)
+      : range_(range), kernels_(kernels) {}
+
+  // The rows of keys; returns how many buckets were looked into. `num_after`
+  // more places follow, for which it is called next.
+  int64_t Find(const KeyPlace* places, int64_t size, int64_t num_after,
+               int64_t* rows) const {
+    return kernels_.find(range_, places, size, num_after, rows);
+  }
+  // The first row without a key that a search from `bucket` on comes to.
+  int64_t FindFree(int64_t bucket) const {
+    return kernels_.find_free(range_, bucket);
+  }
+  // The row whose last step is the lowest and below `step`; of equal ones the
+  // first of the table, for buckets may wrap around.
+  int64_t FindLeastRecent(int64_t bucket, int32_t step) const {
+    return kernels_.find_least_recent(range_, bucket, step);
+  }
+  // Asks for what FindLeastRecent will read.
+  void Prefetch(int64_t bucket) const {
+    const int64_t end = range_.first + range_.size;
+    const int64_t last = std::min(bucket + range_.num_probes, end) - 1;
+    // Two buckets' steps fill a line.
+    for (int64_t one : {bucket, std::min(bucket + 2, last), last}) {
+      __builtin_prefetch(range_.last_step +
+                         (one - range_.first) * kKeysPerBucket);
+    }
+  }
+  Lane At(int64_t row) const {
+    const int64_t lane = row - range_.first * kKeysPerBucket;
+    return {range_.keys + lane, range_.last_step + lane, range_.count + lane};
+  }
+
+ private:
+  const BucketRange range_;
+  const KeyKernels& kernels_;
+};
+
+// The same of a segment that shards divide.
+template <typename Locate>
+class DividedSegment {
+ public:
+  DividedSegment(const BucketLayout& layout, const Buckets<Locate>& buckets)
+      : layout_(layout), buckets_(buckets) {}
+
+  int64_t Find(const KeyPlace* places, int64_t size, int64_t /*num_after*/,
+               int64_t* rows) const {
+    const auto keys_of = [&](int64_t b) { return buckets_.keys(b); };
+    int64_t num_probes = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      rows[i] = FindRow(layout_, keys_of, places[i].bucket, places[i].key,
+                        &num_probes);
+    }
+    return num_probes;
+  }
+
+  int64_t FindFree(int64_t bucket) const {
+    for (int64_t p = 0; p < layout_.num_probes(); ++p) {
+      const int lane = FindLane(buckets_.keys(bucket), kEmptyKey);
+      if (lane >= 0) return bucket * kKeysPerBucket + lane;
+      bucket = layout_.Next(bucket);
+    }
+    return kNoRow;
+  }
+
+  int64_t FindLeastRecent(int64_t bucket, int32_t step) const {
+    int64_t found = kNoRow;
+    for (int64_t p = 0; p < layout_.num_probes(); ++p) {
+      const int32_t* last_step = buckets_.at(bucket).last_step;
+      const int32_t* lowest =
+          std::min_element(last_step, last_step + kKeysPerBucket);
+      const int64_t row = bucket * kKeysPerBucket + (lowest - last_step);
+      if (*lowest < step ||
+          (*lowest == step && found != kNoRow && row < found)) {
+        found = row;
+        step = *lowest;
+      }
+      bucket = layout_.Next(bucket);
+    }
+    return found;
+  }
+
+  void Prefetch(int64_t /*bucket*/) const {}
+
+  Lane At(int64_t row) const {
+    const auto bucket = buckets_.at(row / kKeysPerBucket);
+    const int64_t lane = row % kKeysPerBucket;
+    return {bucket.keys + lane, bucket.last_step + lane, bucket.count + lane};
+  }
+
+ private:
+  const BucketLayout& layout_;
+  const Buckets<Locate>& buckets_;
+};
+
+// Calls `work(segment)` with what there is of a segment.
+template <typename Locate, typename Work>
+void WithSegment(const BucketLayout& layout, const Buckets<Locate>& buckets,
+                 const KeyKernels& kernels, int64_t segment, const Work& work) {
+  const int64_t size = layout.buckets_per_segment();
+  const int64_t first = segment * size;
+  const auto begin = buckets.at(first);
+  const auto last = buckets.at(first + size - 1);
+  if (last.keys - begin.keys != (size - 1) * kKeysPerBucket ||
+      buckets.locate(first).shard != buckets.locate(first + size - 1).shard) {
+    return work(DividedSegment<Locate>(layout, buckets));
+  }
+  const BucketRange range = {begin.keys, begin.last_step,    begin.count, first,
+                             size,       layout.num_probes()};
+  work(WholeSegment(range, kernels));
+}
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_VOCABULARY_SEGMENT_BUCKETS_H_
