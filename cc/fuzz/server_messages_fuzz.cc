@@ -1,16 +1,20 @@
-// Any words and floats that reach a server: refused, or rows that are there.
+// Any bytes that reach a server: refused, or rows that are there.
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/servers/applied_closures.h"
 #include "cc/core/servers/messages.h"
 #include "cc/core/servers/pieces.h"
+#include "cc/core/servers/wire.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/fuzz/input_reader.h"
 
@@ -18,6 +22,7 @@ namespace layoutmap {
 namespace {
 
 constexpr int64_t kDim = 3;
+constexpr size_t kPieces = 2;
 
 void CheckClosures(InputReader* input) {
   std::vector<int64_t> state(AppliedClosures::kSize, 0);
@@ -39,42 +44,114 @@ void CheckClosures(InputReader* input) {
   }
 }
 
+template <typename T>
+void Append(T value, std::vector<uint8_t>* bytes) {
+  const size_t at = bytes->size();
+  bytes->resize(at + sizeof(value));
+  std::memcpy(bytes->data() + at, &value, sizeof(value));
+}
+
+// Mostly what a worker would send, cut off or longer now and then.
+std::vector<uint8_t> Message(InputReader* input, bool is_apply) {
+  std::vector<uint8_t> bytes;
+  if (is_apply) {
+    for (int i = 0; i < 4; ++i) Append(input->MostlyBelow(9), &bytes);
+  }
+  const bool is_narrow = input->Below(2) == 1;
+  Append(input->Below(40) == 39 ? 7u : is_narrow ? 1u : 0u, &bytes);
+  int64_t num_rows = 0;
+  for (size_t p = 0; p < kPieces; ++p) {
+    const auto count = static_cast<uint32_t>(input->MostlyBelow(4));
+    num_rows += count % 4;
+    Append(count, &bytes);
+  }
+  for (size_t p = 0; is_apply && p < kPieces; ++p) {
+    Append(static_cast<float>(input->MostlyBelow(3)), &bytes);
+  }
+  for (int64_t v = 0; is_apply && v < num_rows * kDim; ++v) {
+    if (is_narrow) {
+      Append(input->Take<uint16_t>(), &bytes);
+    } else {
+      Append(static_cast<float>(input->Below(5)), &bytes);
+    }
+  }
+  for (int64_t r = 0; r < num_rows; ++r) {
+    bytes.push_back(static_cast<uint8_t>(input->MostlyBelow(3)));
+  }
+  const int64_t change = input->Below(32);
+  if (change == 31) bytes.push_back(0);
+  if (change == 30) bytes.resize(input->Below(bytes.size() + 1));
+  // Exactly its size, so that AddressSanitizer sees one byte beyond.
+  bytes.shrink_to_fit();
+  return bytes;
+}
+
+// The shards of a server.
+struct Server {
+  explicit Server(InputReader* input) {
+    for (size_t p = 0; p < kPieces; ++p) {
+      sizes[p] = {"ads", input->Below(5), kDim, 1};
+      pieces[p].dim = kDim;
+      pieces[p].optimizer = Optimizer::kSgd;
+      pieces[p].num_hyperparameters = 1;
+      tables[p].resize(sizes[p].num_rows * kDim);
+      const std::vector<int64_t> offsets = {0, sizes[p].num_rows};
+      FUZZ_CHECK(RowPartition::Make(Placement::kDiv,
+                                    Span<const int64_t>(offsets),
+                                    &partitions[p])
+                     .ok());
+    }
+  }
+
+  std::vector<PieceSize> sizes{kPieces};
+  std::vector<Piece> pieces{kPieces};
+  std::vector<std::vector<float>> tables{kPieces};
+  std::vector<RowPartition> partitions{kPieces};
+};
+
+void CheckFetch(InputReader* input) {
+  Server server(input);
+  const std::vector<uint8_t> bytes = Message(input, /*is_apply=*/false);
+  FetchMessage message;
+  if (!message.Read(bytes, server.sizes).ok()) return;
+  std::vector<PieceRead> reads(kPieces);
+  for (size_t p = 0; p < kPieces; ++p) {
+    reads[p].rows = message.rows[p];
+    reads[p].table.partition = &server.partitions[p];
+    reads[p].table.dim = kDim;
+    reads[p].table.shards = {server.tables[p].data()};
+  }
+  const RowKernels& kernels = RowKernelsFor(CpuLevel::kBaseline);
+  if (message.wire == RowType::kFloat32) {
+    std::vector<float> out(NumValues(reads));
+    FetchRows(reads, kernels, SerialFor, out.data());
+  } else {
+    std::vector<uint16_t> out(NumValues(reads));
+    FetchRows(reads, kernels, SerialFor, out.data());
+  }
+}
+
 void CheckApply(InputReader* input) {
-  const auto num_words = input->Below(24);
-  const std::vector<uint32_t> words =
-      input->MostlyBelow<uint32_t>(num_words, 4);
-  const std::vector<float> values =
-      input->MostlyBelow<float>(input->Below(24), 3);
-  ApplyHeader header;
-  Span<const uint32_t> rest;
-  if (!ReadHeader(words, &header, &rest).ok()) return;
-  std::vector<Piece> pieces(2);
-  std::vector<PieceSize> sizes(2);
-  // Exactly of their sizes, so that AddressSanitizer sees one float beyond.
-  std::vector<std::vector<float>> tables(2);
-  std::vector<RowPartition> partitions(2);
-  for (size_t p = 0; p < 2; ++p) {
-    sizes[p].num_rows = input->Below(5);
-    pieces[p].dim = kDim;
-    pieces[p].optimizer = Optimizer::kSgd;
-    pieces[p].num_hyperparameters = 1;
-    tables[p].resize(sizes[p].num_rows * kDim);
-    const std::vector<int64_t> offsets = {0, sizes[p].num_rows};
-    FUZZ_CHECK(RowPartition::Make(Placement::kDiv, Span<const int64_t>(offsets),
-                                  &partitions[p])
-                   .ok());
+  Server server(input);
+  const std::vector<uint8_t> bytes = Message(input, /*is_apply=*/true);
+  ApplyMessage message;
+  if (!message.Read(bytes, server.sizes).ok()) return;
+  std::vector<float> widened(message.half_gradients.size());
+  FromBfloat16(message.half_gradients, SerialFor, widened.data());
+  std::vector<PieceUpdate> updates;
+  if (!ReadUpdates(
+           server.pieces, message,
+           message.wire == RowType::kFloat32 ? message.gradients : widened,
+           &updates)
+           .ok()) {
+    return;
   }
-  std::vector<Span<const uint32_t>> rows;
-  if (!ReadRows(rest, sizes, &rows).ok()) return;
-  std::vector<PieceUpdate> updates(2);
-  for (size_t p = 0; p < 2; ++p) {
-    updates[p].rows = rows[p];
-    updates[p].table.partition = &partitions[p];
+  for (size_t p = 0; p < kPieces; ++p) {
+    updates[p].table.partition = &server.partitions[p];
     updates[p].table.dim = kDim;
-    updates[p].table.shards = {tables[p].data()};
+    updates[p].table.shards = {server.tables[p].data()};
   }
-  if (!ReadValues(pieces, values, &updates).ok()) return;
-  ApplyUpdates(pieces, updates, 0, RowKernelsFor(CpuLevel::kBaseline),
+  ApplyUpdates(server.pieces, updates, 0, RowKernelsFor(CpuLevel::kBaseline),
                SerialFor);
 }
 
@@ -84,6 +161,7 @@ void CheckApply(InputReader* input) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   layoutmap::InputReader input(data, size);
   layoutmap::CheckClosures(&input);
+  layoutmap::CheckFetch(&input);
   layoutmap::CheckApply(&input);
   return 0;
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -250,11 +251,12 @@ class ApplyRowsOp : public PiecesOp {
     TF_RETURN_IF_ERROR(ToTf(closures.Check(header.token, &is_repeated)));
 
     Span<const float> values = message.gradients;
-    std::vector<float> widened;
+    std::unique_ptr<float[]> widened;
     if (message.wire == RowType::kBfloat16) {
-      widened.resize(message.half_gradients.size());
-      FromBfloat16(message.half_gradients, TfParallelFor(ctx), widened.data());
-      values = widened;
+      const int64_t count = message.half_gradients.size();
+      widened.reset(new float[count]);  // Not zeros: all of it is written.
+      FromBfloat16(message.half_gradients, TfParallelFor(ctx), widened.get());
+      values = {widened.get(), count};
     }
     std::vector<PieceUpdate> updates;
     TF_RETURN_IF_ERROR(ToTf(ReadUpdates(pieces(), message, values, &updates)));
