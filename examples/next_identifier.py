@@ -5,6 +5,8 @@
     python examples/next_identifier.py --data=movielens
     python examples/next_identifier.py --mesh=2x2
     python examples/next_identifier.py --open_vocabulary
+    python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- \
+        python examples/next_identifier.py --cluster
 
 It reads the standard library of the Python that runs it, trains sharded
 embedding tables and a small Keras tower, measures them on files it has not
@@ -12,7 +14,8 @@ seen, and exports a model that plain TensorFlow serves. Started again, it goes
 on from its newest checkpoint, with its tower on any mesh or on none. With
 --open_vocabulary a smaller model reads the files once, in their order, with
 identifiers as strings and without counting them before, compared with itself
-on a vocabulary that was counted.
+on a vocabulary that was counted. With --cluster the workers and parameter
+servers of TF_CONFIG train; this process measures and exports what they saved.
 """
 
 from __future__ import annotations
@@ -60,6 +63,9 @@ _OPEN = flags.DEFINE_bool(
 _CAPACITY = flags.DEFINE_integer(
     "capacity", 10_000, "With --open_vocabulary: identifiers of each table.",
     lower_bound=8)
+_CLUSTER = flags.DEFINE_bool(
+    "cluster", False, "Train over the parameter servers and workers of "
+    "TF_CONFIG, which see --model_dir by the same name.")
 _SEED = flags.DEFINE_integer(
     "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0)
 flags.register_validator(
@@ -68,6 +74,11 @@ flags.register_multi_flags_validator(
     ["open_vocabulary", "mesh"],
     lambda given: not (given["open_vocabulary"] and given["mesh"]),
     "--open_vocabulary is not for a --mesh.")
+flags.register_multi_flags_validator(
+    ["cluster", "open_vocabulary", "mesh"],
+    lambda given: not given["cluster"] or not (
+        given["open_vocabulary"] or given["mesh"]),
+    "--cluster is for tables without --open_vocabulary, and no --mesh.")
 
 
 def read(data: str) -> Corpus:
@@ -105,7 +116,8 @@ def main(argv: list[str]) -> None:
                 model_dir=_MODEL_DIR.value, fresh=_FRESH.value,
                 save_every=_SAVE_EVERY.value,
                 max_held_out=_MAX_HELD_OUT.value,
-                mesh=_MESH.value and logical_mesh.parse_shape(_MESH.value))
+                mesh=_MESH.value and logical_mesh.parse_shape(_MESH.value),
+                servers=_CLUSTER.value)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,10 @@ class Completer:
           negatives: `[num_negatives]` distinct rows.
           log_expected: `[num_negatives]` log of the chance of each.
         """
+        return self.take_step(features, target, negatives, log_expected)
+
+    def take_step(self, features, target, negatives, log_expected):
+        """The same inside of a function that is being traced."""
         self.embedding.enqueue(
             {**features, "target": target, "negatives": negatives})
         activations = self.embedding.dequeue()

@@ -11,7 +11,8 @@ from pathlib import Path
 import logical_mesh
 import numpy as np
 
-from completion import evaluation, serving, training
+import tf_layoutmap as tlm
+from completion import cluster, evaluation, serving, training
 from completion.data.corpus import Corpus, DataError, held_out_documents
 from completion.data.features import FeatureReader
 from completion.data.sampling import BatchSampler
@@ -32,7 +33,8 @@ _ASKED = ("self", "append", "path", "ValueError", "len", "i")
 
 def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
         model_dir: str | None, fresh: bool, save_every: int,
-        max_held_out: int, mesh: tuple[int, int] | None = None) -> None:
+        max_held_out: int, mesh: tuple[int, int] | None = None,
+        servers: bool = False) -> None:
     """Trains, measures, exports and shows.
 
     Args:
@@ -46,6 +48,7 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
       max_held_out: Positions to measure on.
       mesh: Logical CPUs along the axes "batch" and "model" that the tower
         is cut over; None for a tower on the host.
+      servers: Whether the parameter servers and workers of TF_CONFIG train.
 
     Raises:
       DataError: There is too little to learn from, or the folder belongs to
@@ -54,6 +57,7 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
     """
     # First of all: TensorFlow splits a CPU only before its first op.
     mesh = None if mesh is None else logical_mesh.make_mesh(mesh)
+    strategy = tlm.ps.connect() if servers else None
     held_out = held_out_documents(corpus.documents, fraction=_HELD_OUT,
                                   seed=settings.seed)
     train_positions = corpus.positions_of(~held_out)
@@ -85,15 +89,27 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
     if fresh:
         forget(folder)
     training.claim_folder(folder, facts)
-    checkpoints = training.Checkpoints(model, folder)
-    restored = checkpoints.restore()
-    report.begin(restored, int(model.step), folder)
     sampler = BatchSampler(
         train_positions, vocabulary.counts, batch_size=settings.batch_size,
         num_negatives=settings.num_negatives, seed=settings.seed)
-    rate = training.train(
-        model, reader, sampler, checkpoints, num_steps=settings.num_steps,
-        save_every=save_every)
+    if strategy is not None:
+        report.say("Tables and tower are on the parameter servers; each worker "
+                   f"takes steps of its own, {settings.num_steps:,} in all.")
+        rate, newest = cluster.train(
+            strategy, lambda: Completer(plan, vocabulary.log_shares()),
+            cluster.write_batches(reader, sampler, settings.num_steps, folder),
+            folder, num_steps=settings.num_steps)
+        cluster.read(model, newest)
+        # From here on as after a training of this process.
+        newest = training.Checkpoints(model, folder).save(int(model.step))
+    else:
+        checkpoints = training.Checkpoints(model, folder)
+        restored = checkpoints.restore()
+        report.begin(restored, int(model.step), folder)
+        rate = training.train(
+            model, reader, sampler, checkpoints,
+            num_steps=settings.num_steps, save_every=save_every)
+        newest = checkpoints.latest
     report.say(f"Trained at {rate:,.0f} examples per second." if rate else
                f"Nothing left to train: --steps={settings.num_steps:,}. "
                "--fresh starts over.")
@@ -103,7 +119,7 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
                            test_positions),
         len(test_positions), corpus, vocabulary.num_rows - 1)
     _show_neighbours(model, vocabulary, report, corpus.words["item"])
-    _export_and_ask(model, plan, reader, vocabulary, checkpoints.latest,
+    _export_and_ask(model, plan, reader, vocabulary, newest,
                     folder, test_positions, report)
     report.farewell()
 
@@ -179,7 +195,7 @@ def _export_and_ask(model: Completer, plan: Plan, reader: FeatureReader,
 
 def forget(folder: Path) -> None:
     """Removes what a run has left in `folder`, and nothing else."""
-    for name in ("checkpoints", "saved_model"):
+    for name in ("checkpoints", *cluster.FOLDERS, "saved_model"):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / training.FACTS).unlink(missing_ok=True)
 

@@ -2,6 +2,9 @@
 
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import completion.run
 import pytest
@@ -10,6 +13,7 @@ from completion.report import Report
 from completion.settings import Settings
 
 PROGRAM = "next_identifier.py"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +144,22 @@ def test_too_little_to_learn_from_is_refused(refusal, tmp_path):
         (tmp_path / name).write_text("x = x\n")
     assert "at least --batch_size=1024 positions" in refusal(
         lambda: start_again(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_cluster_trains_what_this_process_measures_and_exports(
+        sources, tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "tf_layoutmap.local_cluster", "--ps=2",
+         "--workers=2", "--", sys.executable, str(EXAMPLES / PROGRAM),
+         "--cluster", f"--data={sources}", f"--model_dir={tmp_path}",
+         "--steps=60", "--batch_size=256"],
+        capture_output=True, text=True, timeout=500, check=False,
+        cwd=EXAMPLES.parent)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    printed = ended.stdout.replace("[chief:0] ", "")
+    figures = figures_of(printed)
+    for measure in (0, 1):
+        assert figures["the model"][measure] > (
+            figures["most frequent"][measure])
+    assert "gave the same 10 offers" in " ".join(printed.split())

@@ -119,3 +119,14 @@ def test_two_workers_with_uneven_datasets_and_one_that_dies(tmp_path):
     # However often workers died, each step counts once.
     assert found["num_steps"] > 8
     assert found["row"] == [-RATE * found["num_steps"]] * 4
+
+
+def test_a_server_that_dies_ends_fit_with_its_address(tmp_path):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train(module="tests.ps.fit.two_workers")
+        cluster.wait_for("UNEVEN", 120)
+        cluster.send("ps", 1)
+        line = cluster.wait_for("ServerLostError: ", 60)
+        assert f"ps 1 at {cluster.jobs['ps'][1]} accepts no" in line
+        assert "BackupAndRestore" in line
+        assert cluster.code(30) != 0

@@ -62,6 +62,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     times in a step. Settings of the model's optimizer other than its loss
     scale (clipping, weight decay, averaging) do not reach the table.
 
+    Under `ParameterServerStrategy` the shards and their slot variables are on
+    its servers, and `fit` takes `tlm.ps.Datasets`.
+
     Under `tlm.layout_map_scope` the table is one weight on the mesh, whose
     rows the layout of `<layer>.embeddings` divides among the devices.
 

@@ -47,6 +47,9 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     tables become those of one replica; a row's gradient is what reaches it,
     not divided by the number of replicas: Keras' losses already are.
 
+    Under `ParameterServerStrategy` the tables are on its servers, and `fit`
+    takes `tlm.ps.Datasets`; the layer is called once in a training step.
+
     Under `TPUStrategy`, real or emulated, steps and lookups are the TPU's:
     batches have one known size, dense inputs one id per sample, and the layer
     is called inside `strategy.run`, as `fit`, `evaluate` and `predict` do.

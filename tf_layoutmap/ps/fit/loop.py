@@ -61,9 +61,24 @@ def fit(keras: KerasVersion, model: Any, data: Datasets, *, epochs: int = 1,
     strategy = strategy_of(model, "fit")
     keras.check_compiled(model, "fit")
     train = Epochs(strategy, data, keras.step(model, "train"))
-    keras.build(model, strategy, train.element_spec)
     test = Epochs(strategy, validation_data, keras.step(model, "test")) if (
         isinstance(validation_data, Datasets)) else None
+    # Callbacks and metrics read and write variables of servers, too.
+    return train.guard.call(functools.partial(
+        _fit, keras, model, train, test, epochs=epochs, verbose=verbose,
+        callbacks=callbacks, validation_data=validation_data,
+        initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
+        validation_steps=validation_steps,
+        validation_batch_size=validation_batch_size,
+        validation_freq=validation_freq))
+
+
+def _fit(keras: KerasVersion, model: Any, train: Epochs, test: Epochs | None,
+         *, epochs: int, verbose: Any, callbacks: Any, validation_data: Any,
+         initial_epoch: int, steps_per_epoch: int | None,
+         validation_steps: int | None, validation_batch_size: int | None,
+         validation_freq: int | Container[int]) -> Any:
+    keras.build(model, model.distribute_strategy, train.element_spec)
     known = keras.callbacks(
         model, callbacks, add_history=True, add_progbar=verbose != 0,
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
@@ -103,11 +118,15 @@ def evaluate(keras: KerasVersion, model: Any, data: Datasets, *,
     strategy = strategy_of(model, "evaluate")
     keras.check_compiled(model, "evaluate")
     test = Epochs(strategy, data, keras.step(model, "test"))
-    keras.build(model, strategy, test.element_spec)
-    known = keras.callbacks(
-        model, callbacks, add_progbar=verbose != 0,
-        verbose=1 if verbose == "auto" else verbose, epochs=1, steps=steps)
-    logs = _evaluate(keras, model, test, known, steps)
+
+    def run() -> dict[str, Any]:
+        keras.build(model, strategy, test.element_spec)
+        known = keras.callbacks(
+            model, callbacks, add_progbar=verbose != 0,
+            verbose=1 if verbose == "auto" else verbose, epochs=1, steps=steps)
+        return _evaluate(keras, model, test, known, steps)
+
+    logs = test.guard.call(run)
     if return_dict:
         return logs
     values = list(logs.values())
@@ -121,8 +140,7 @@ def _train_epoch(keras: KerasVersion, model: Any, train: Epochs, known: Any,
     known.on_train_batch_begin(done)
     for progress in train.run(
             None if num_steps is None else num_steps - first_step):
-        logs = train.guard.call(functools.partial(
-            _logs, keras, model, "train", progress))
+        logs = _logs(keras, model, "train", progress)
         seconds += progress.seconds
         examples += progress.num_examples
         logs[EXAMPLES] = examples / seconds
@@ -144,8 +162,7 @@ def _evaluate(keras: KerasVersion, model: Any, test: Epochs, known: Any,
     logs: dict[str, Any] = {}
     for progress in test.run(steps):
         known.on_test_batch_begin(progress.num_steps - 1)
-        logs = test.guard.call(functools.partial(
-            _logs, keras, model, "test", progress))
+        logs = _logs(keras, model, "test", progress)
         known.on_test_batch_end(progress.num_steps - 1, logs)
     _check_not_empty(bool(logs))
     known.on_test_end(logs)
