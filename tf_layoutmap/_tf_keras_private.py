@@ -31,6 +31,22 @@ LayerNormalization = _NAMES.find(
     "layers.normalization.layer_normalization", "LayerNormalization")
 _NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
 
+# Where a functional model calls its layers for the shapes of their outputs: in
+# a graph that nobody runs, known by the end of its name.
+_SCRATCH_GRAPH = "_scratch_graph"
+if _SCRATCH_GRAPH not in _NAMES.find(
+        "engine.base_layer", "Layer._infer_output_signature"
+        ).__code__.co_consts:
+    raise _NAMES.refusal(
+        f"where `Layer._infer_output_signature` names no {_SCRATCH_GRAPH!r}")
+
+
+def is_only_for_shapes() -> bool:
+    """Whether a layer is called for the shapes of its outputs."""
+    graph = tf.compat.v1.get_default_graph()
+    return getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
+
+
 # How numbers get into variables: set_weights, load, callbacks.
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")

@@ -46,6 +46,11 @@ class LayerAccess:
         return self._state.backend.is_on_tpu
 
     @property
+    def is_divided(self) -> bool:
+        """Whether each process has a part of the tables."""
+        return getattr(self._state.backend, "is_divided", False)
+
+    @property
     def mark_shape(self) -> tuple[int, ...]:
         """Shape of the float32 mark of a lookup's gradients."""
         return self._state.backend.mark_shape
@@ -100,6 +105,19 @@ class LayerAccess:
         backend = self._engine_backend()
         lookup, activations = backend.open(inputs, weights)
         return functools.partial(backend.follow, lookup), activations
+
+    def look_up(self, inputs: Any, weights: Any) -> list[tf.Tensor]:
+        """Returns activations of divided tables, which nothing follows.
+
+        Args:
+          inputs: As of `open`.
+          weights: As of `open`.
+
+        Raises:
+          RuntimeError: It is exported, or no replica is calling.
+        """
+        self._state.check_can_step("call")
+        return self._state.backend.look_up(inputs, weights)  # pyright: ignore[reportAttributeAccessIssue] Only divided ones are asked.
 
     def apply_marks(self, marks: tf.Tensor):
         """Applies the gradients that marks stand for.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -16,6 +16,8 @@ from tf_layoutmap.embedding.step import replicas
 class DividedBackend(HostBackend):
     """A `HostBackend` whose process has a part of each table."""
 
+    is_divided: ClassVar[bool] = True
+
     def __init__(
         self, feature_config: Any, spec: config.EmbeddingSpec,
         strategy_replicas: replicas.Replicas, *, partitioner: Any,
@@ -26,18 +28,18 @@ class DividedBackend(HostBackend):
 
         Raises:
           NotImplementedError: If updates are to wait for the next step, a
-            process has several devices, or a table takes ids as they come.
+            table takes ids as they come, or a process has several devices.
           ValueError: If there is a partitioner.
         """
+        if spec.has_open_tables:
+            raise NotImplementedError(
+                "Argument `vocabularies` must be None with over_processes="
+                "\"divided\": keys have no owners yet. Received: "
+                f"{[one.name for one in spec.tables if one.vocabulary]}.")
         if is_pipelined:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
                 "with over_processes=\"divided\". Received: True.")
-        if spec.has_open_tables:
-            raise NotImplementedError(
-                "Argument `vocabularies` must be None with over_processes="
-                "\"divided\": keys are in whole tables only. Received: "
-                f"{[one.name for one in spec.tables if one.vocabulary]}.")
         if partitioner is not None:
             raise ValueError(
                 "Argument `partitioner` must be None with over_processes="
@@ -64,17 +66,16 @@ class DividedBackend(HostBackend):
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed, order=self._order)
 
+    def look_up(self, features: Any, weights: Any) -> list[tf.Tensor]:
+        """Returns activations that nothing follows, one per feature."""
+        self._replicas.require_current("call")
+        assert isinstance(self.engine, engine.DividedEngine)
+        return [
+            self._shapes.shape_activations(index, one)
+            for index, one in enumerate(self.engine.look_up_only(
+                self._reader.read_features(features, weights)))]
+
     def note_restore(self) -> None:
         """Counts a restore, which all processes must make."""
         assert isinstance(self.engine, engine.DividedEngine)
         self.engine.restores.add_one()
-
-    def before_read(self) -> None:
-        """Refuses an export: no process has what it would hold.
-
-        Raises:
-          RuntimeError: While a SavedModel is made.
-        """
-        if not tf.executing_eagerly():
-            return
-        super().before_read()

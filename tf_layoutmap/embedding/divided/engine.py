@@ -141,6 +141,12 @@ class DividedEngine(HostEngine):
         """Returns the activations of an open lookup, one per feature."""
         return self._fetch(lookup.step)
 
+    def look_up_only(
+        self, features: host_engine.StepInputs) -> list[tf.Tensor]:
+        """Returns activations that nothing follows, one per feature."""
+        step, _, _ = self._plan(False, features)
+        return self._fetch(step)
+
     def follow(self, replica: int, lookup: DividedLookup,
                gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Keeps this replica's gradients, and those of other processes."""

@@ -79,7 +79,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
              training: bool | None = None) -> Any:
         if not _keras_private.is_abstract():
             return super().call(inputs, weights, training)
-        if self._steps.is_on_tpu or self._steps.is_packed(inputs):
+        if (self._steps.is_on_tpu or self._steps.access.is_divided
+                or self._steps.is_packed(inputs)):
             return self._cast(self._steps.zeros(inputs))
         # `fit` of several replicas traces with the mean of their ids.
         inputs = tf.nest.map_structure(

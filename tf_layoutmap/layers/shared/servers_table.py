@@ -73,4 +73,4 @@ class ServersTable(HostTable):
             for slot, variable in zip(self._rule.slots, slots)}}}
         return step_ops.StepOps(
             spec, variables, [[one.device for one in table.variables]],
-            out_of_range="error", rounding_seed=0)
+            out_of_range="error", rounding_seed=0, wire_dtype="float32")

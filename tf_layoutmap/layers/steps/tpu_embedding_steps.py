@@ -39,7 +39,8 @@ class EmbeddingSteps:
 
     def __init__(self, layer: str, feature_config: Any, optimizer: Any, *,
                  partitioner: Any, out_of_range: str, table_dtypes: Any,
-                 rounding_seed: int, vocabularies: Any = None):
+                 rounding_seed: int, vocabularies: Any = None,
+                 over_processes: str = "copied", order: str = "exact"):
         """Makes the embedding; `build` of it makes the tables.
 
         Args:
@@ -52,6 +53,8 @@ class EmbeddingSteps:
           table_dtypes: How rows are stored.
           rounding_seed: Of tables with 16-bit rows.
           vocabularies: Of tables that take ids as they come.
+          over_processes: How several processes keep the tables.
+          order: How the gradients of divided tables are summed.
         """
         self._layer = layer
         feature_config = keras_rs_configs.read(feature_config)
@@ -63,7 +66,8 @@ class EmbeddingSteps:
         self.embedding = TPUEmbedding(
             feature_config, optimizer, partitioner=partitioner,
             out_of_range=out_of_range, table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed, vocabularies=vocabularies)
+            rounding_seed=rounding_seed, vocabularies=vocabularies,
+            over_processes=over_processes, order=order)
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
         self._schedules = [
@@ -135,10 +139,12 @@ class EmbeddingSteps:
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns activations by stock ops, outside of any step.
 
-        On a TPU nothing can read its tables but a forward step.
+        On a TPU nothing can read its tables but a forward step; and where
+        tables are divided among processes, what their owners send.
 
         Raises:
-          RuntimeError: On a TPU, outside of `strategy.run`.
+          RuntimeError: On a TPU and of divided tables, outside of
+            `strategy.run`.
         """
         stand_in = stand_ins.of(self.embedding)
         if stand_in is not None:
@@ -149,6 +155,10 @@ class EmbeddingSteps:
             self.embedding.enqueue(
                 inputs, weights, training=False, name=self._layer)
             return self.embedding.dequeue(name=self._layer)
+        if self.access.is_divided:
+            return tf.nest.pack_sequence_as(
+                self.feature_config,
+                self.access.look_up(*self._cut(inputs, weights)))
         inputs, weights = self._cut(*self._unpacked(inputs, weights))
         watched_tables.watch(self.embedding)
         return serving_embedding_lookup(

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tf_layoutmap import _tf_keras_private
 from tf_layoutmap.layers.shared import keras_version_guard
 from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
 from tf_layoutmap.layers.tf_keras.step_variable import StepVariable
@@ -50,6 +51,14 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
             marks = StepVariable.create(self._steps)
         self._marks = marks
         super().build(input_shape)
+
+    def call(self, inputs: Any, weights: Any = None,
+             training: bool | None = None) -> Any:
+        # Divided tables are looked up by all processes, in a step.
+        if self._steps.access.is_divided and (
+                _tf_keras_private.is_only_for_shapes()):
+            return self._cast(self._steps.zeros(inputs))
+        return super().call(inputs, weights, training)
 
     def _marks_variable(self) -> tf.Variable:
         return self._marks

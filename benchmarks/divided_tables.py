@@ -1,0 +1,135 @@
+"""What tables divided among processes cost and save, by number of processes.
+
+    python -m benchmarks.divided_tables [--processes 2 4]
+
+Starts groups of processes on this machine, each in turn with copied tables,
+divided ones and folded gradients; all share one global batch. Prints by group
+and way the bytes that go over the loopback interface in a step, by process,
+and what the tables and steps add to the memory of the first process. Nothing
+else may use the loopback interface meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+WAYS = {"copied": {}, "exact": {"over_processes": "divided"},
+        "folded": {"over_processes": "divided", "order": "folded"}}
+
+NUM_TABLES = 8
+NUM_ROWS = 200_000
+DIM = 32
+GLOBAL_BATCH = 4_096
+NUM_STEPS = 5
+
+
+def run_process(way: str, ids_per_sample: int) -> None:
+    """Is one process of a group; the first prints what it has found."""
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_layoutmap as tlm
+
+    tpu = tf.tpu.experimental.embedding
+    task = json.loads(os.environ["TF_CONFIG"])
+    worker, size = task["task"]["index"], len(task["cluster"]["worker"])
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    before = memory()
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding([
+            tpu.FeatureConfig(tpu.TableConfig(
+                NUM_ROWS, DIM, tf.zeros_initializer(), name=f"table_{number}"))
+            for number in range(NUM_TABLES)], tpu.Adagrad(0.1), **WAYS[way])
+    rng = np.random.default_rng(worker)
+    num_samples = GLOBAL_BATCH // size
+    # Frequent ids are spread over the table, as hashing spreads them.
+    places = np.random.default_rng(0).permutation(NUM_ROWS)
+    ids = places[np.minimum(
+        rng.zipf(1.2, [NUM_TABLES, num_samples, ids_per_sample]),
+        NUM_ROWS) - 1]
+    def replica(*features):
+        embedding.enqueue(list(features))
+        activations = embedding.dequeue()
+        embedding.apply_gradients([tf.ones_like(one) for one in activations])
+
+    step = tf.function(lambda *args: strategy.run(replica, args))
+    features = [tf.constant(one) for one in ids]
+    step(*features)  # Traces.
+    first = loopback_bytes()
+    for _ in range(NUM_STEPS):
+        step(*features)
+    sent = (loopback_bytes() - first) / NUM_STEPS / size
+    if worker == 0:
+        print("FOUND " + json.dumps({
+            "way": way, "processes": size,
+            "ids of a sample": ids_per_sample, "MB per process and step":
+            round(sent / 1e6, 3), "MB of memory":
+            round((memory() - before) / 1e6)}), flush=True)
+
+
+def memory() -> int:
+    """Returns the resident bytes of this process."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def loopback_bytes() -> int:
+    """Returns the bytes that went over the loopback interface."""
+    for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[0])
+    raise RuntimeError("There is no loopback interface in /proc/net/dev.")
+
+
+def run_group(way: str, size: int, ids_per_sample: int) -> str:
+    """Runs a group; returns what its first process has found."""
+    from tf_layoutmap.local_cluster.processes import free_ports
+
+    addresses = [f"localhost:{port}" for port in free_ports(size)]
+    with tempfile.TemporaryFile("w+") as log:
+        workers = [subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.divided_tables",
+             "--as_process", way,
+             f"--ids_per_sample={ids_per_sample}"],
+            stdout=log if index == 0 else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TF_CONFIG": json.dumps({
+                "cluster": {"worker": addresses},
+                "task": {"type": "worker", "index": index}})})
+            for index in range(size)]
+        try:
+            for one in workers:
+                one.wait(150)
+        finally:
+            for one in workers:
+                one.kill()
+        log.seek(0)
+        found = [line for line in log if line.startswith("FOUND ")]
+    return found[0].removeprefix("FOUND ").strip() if found else (
+        f"{way}, {size} processes: failed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS))
+    parser.add_argument("--ids_per_sample", type=int, default=1)
+    parser.add_argument("--as_process", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.as_process:
+        run_process(options.as_process, options.ids_per_sample)
+        return
+    for size in options.processes:
+        for way in options.ways:
+            print(run_group(way, size, options.ids_per_sample), flush=True)
+
+
+if __name__ == "__main__":
+    main()

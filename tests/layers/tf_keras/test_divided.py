@@ -1,0 +1,44 @@
+"""`fit` of tf_keras with the tables of a layer divided among processes."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import processes, strategies
+
+pytest.importorskip(
+    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*")
+
+from tests.layers.tf_keras import divided_program
+
+DEADLINE_SECONDS = 180
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["divided", "copied"])
+def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
+    workers = processes.start_workers(
+        pathlib.Path(divided_program.__file__),
+        [[str(tmp_path), how]] * 2, tmp_path)
+    try:
+        for one in workers:
+            one.check(DEADLINE_SECONDS)
+    finally:
+        for one in workers:
+            one.kill()
+    model, losses = divided_program.fit(strategies.mirrored(2))
+    for worker in range(2):
+        np.testing.assert_allclose(json.loads(
+            (tmp_path / f"losses_{worker}.json").read_text()), losses, 1e-6)
+    embedding = divided_program.plan.embedding_of(model)
+    expected = [one.numpy() for one in embedding.embedding_tables.values()]
+    assert not np.array_equal(expected[0], np.zeros_like(expected[0]))
+    for one in embedding.embedding_tables.values():
+        one.assign(tf.zeros_like(one))
+    tf.train.Checkpoint(model=model).read(
+        str(tmp_path / "model")).expect_partial()
+    for one, rows in zip(embedding.embedding_tables.values(), expected):
+        np.testing.assert_array_equal(one.numpy(), rows)
