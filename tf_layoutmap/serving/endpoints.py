@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -61,7 +61,8 @@ def make(
         raise TypeError(
             "Argument `input_signature` must be a list with a structure of "
             f"specs for each argument. Received: {input_signature!r}.")
-    specs = keras.tree.map_structure(_as_tensor_spec, list(specs))
+    specs = cast("list[Any]", keras.tree.map_structure(
+        _as_tensor_spec, list(specs)))
     call = _call_of(one)
 
     def called(*inputs: Any) -> Any:

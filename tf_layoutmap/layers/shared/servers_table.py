@@ -65,7 +65,7 @@ class ServersTable(HostTable):
         table = self._variable
         spec = config.EmbeddingSpec(
             (config.TableSpec(
-                self.name, table.partition.num_rows, int(table.shape[1]),
+                self.name, table.partition.num_rows, int(table.shape[1] or 0),
                 "sum", initializer=tf.zeros, optimizer=self._rule),),
             (config.FeatureSpec(self.name, 0, 0),))
         variables = {self.name: {tables.PARAMETERS: table, **{

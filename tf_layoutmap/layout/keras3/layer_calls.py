@@ -1,7 +1,7 @@
 """Layers on a mesh, called with tensors from the host."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -41,8 +41,8 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     with _is_inside.set_to(True), trace_context.default_mesh(context.mesh), (
             eager_operations.strictly(context.layout_map.strict)):
         if from_host:
-            args, kwargs = keras.tree.map_structure(
-                lambda x: batches.replicated(x, context.mesh), (args, kwargs))
+            args, kwargs = cast(Any, keras.tree.map_structure(
+                lambda x: batches.replicated(x, context.mesh), (args, kwargs)))
         outputs = original(layer, *args, **kwargs)
         if from_host:
             outputs = keras.tree.map_structure(batches.readable, outputs)
@@ -64,8 +64,8 @@ def _traced(original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any,
     # TimeDistributed works with time in front, where the batch axis is lost.
     pin = (pinning.whole if isinstance(layer, keras.layers.TimeDistributed)
            else pinning.whole_samples)
-    args, kwargs = keras.tree.map_structure(
-        lambda x: pin(x, mesh), (args, kwargs))
+    args, kwargs = cast(Any, keras.tree.map_structure(
+        lambda x: pin(x, mesh), (args, kwargs)))
     outputs = original(layer, *args, **kwargs)
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
 

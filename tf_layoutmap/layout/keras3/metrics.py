@@ -5,7 +5,7 @@ sample that is divided, is computed differently here, with the same result.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -25,9 +25,9 @@ def update_state(original: Callable[..., Any], metrics: Any, *args: Any,
     mesh = trace_context.mesh_of_trace()
     if mesh is not None:
         batch_dim = trace_context.batch_dim_of_trace()
-        args, kwargs = keras.tree.map_structure(
+        args, kwargs = cast(Any, keras.tree.map_structure(
             lambda x: pinning.like_a_batch(x, mesh, batch_dim),
-            (args, kwargs))
+            (args, kwargs)))
     return original(metrics, *args, **kwargs)
 
 
@@ -40,8 +40,8 @@ def ctc_loss(original: Callable[..., Any], *args: Any,
     """
     mesh = trace_context.mesh_of_trace()
     if mesh is not None:
-        args, kwargs = keras.tree.map_structure(
-            lambda x: pinning.whole(x, mesh), (args, kwargs))
+        args, kwargs = cast(Any, keras.tree.map_structure(
+            lambda x: pinning.whole(x, mesh), (args, kwargs)))
     loss = original(*args, **kwargs)
     return loss if mesh is None else pinning.whole(loss, mesh)
 
