@@ -45,10 +45,13 @@ def gone(pids, seconds=20.0):
 
 
 def started(*arguments):
+    # A shell that runs the tests in the background has SIGINT ignored, and all
+    # processes inherit that.
     return subprocess.Popen(
         [sys.executable, "-m", "tf_layoutmap.local_cluster", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)})
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def ended(*arguments, seconds=100):

@@ -101,11 +101,13 @@ def tf_keras_layer(strategy, coordinator):
 
 
 def keras_layer_that_trains_itself(strategy, coordinator):
-    layer(tlm.layers, strategy, "adagrad")
+    return places(layer(
+        tlm.layers, strategy, "adagrad").embeddings.variables)
 
 
 def tf_keras_layer_that_trains_itself(strategy, coordinator):
-    layer(tlm.layers.tf_keras, strategy, "adagrad")
+    return places(layer(
+        tlm.layers.tf_keras, strategy, "adagrad").embeddings.variables)
 
 
 def embedding_from_outside(strategy, coordinator):

@@ -89,9 +89,7 @@ def test_layers_do_not_reach_into_an_embedding():
             ], module
 
 
-@pytest.mark.parametrize("name", [
-    "open", "follow", "apply_followed", "evict_keys", "resize",
-    "watch_changes"])
+@pytest.mark.parametrize("name", ["evict_keys", "resize", "watch_changes"])
 def test_what_servers_do_not_do_is_refused(name):
     member = getattr(ServersBackend, name)
     arguments = dict.fromkeys(inspect.signature(member).parameters)

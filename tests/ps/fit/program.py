@@ -21,8 +21,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
-# What it is given; a test run that collects this file gives none.
-KERAS = sys.argv[1] if sys.argv[1] in ("keras", "tf_keras") else "keras"
+# What it is given; a test run that collects this file gives something else.
+KERAS = "tf_keras" if "tf_keras" in sys.argv[1:] else "keras"
 FOLDER = pathlib.Path(sys.argv[-1])
 keras = importlib.import_module(KERAS)
 layers = tlm.layers if KERAS == "keras" else tlm.layers.tf_keras
