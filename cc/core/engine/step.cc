@@ -127,6 +127,12 @@ void PrepareTables(const EngineConfig& config,
 
 Status CheckGradients(const EngineConfig& config, const Batch& batch,
                       const BatchGradients& gradients) {
+  if (gradients.features.size() != batch.size()) {
+    return InvalidArgument(
+        "There must be one gradient for each of " +
+        std::to_string(batch.size()) +
+        " features. Received: " + std::to_string(gradients.features.size()));
+  }
   for (size_t f = 0; f < batch.size(); ++f) {
     const int64_t expected = batch[f].num_outputs() * config.dim_of_feature(f);
     if (gradients.features[f].size() != expected) {
