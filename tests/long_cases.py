@@ -12,9 +12,9 @@ import sys
 import xml.etree.ElementTree
 
 LIST = pathlib.Path(__file__).with_name("long_cases.txt")
-SECONDS = 1.0
+SECONDS = 0.7
 HEAD = """\
-# Cases that took a second or more in a whole run, as tests.long_cases wrote
+# Cases that took 0.7 seconds or more in a whole run, as tests.long_cases wrote
 # them: `make check` leaves them out, as those with the mark `slow`.
 """
 
