@@ -64,6 +64,15 @@ def test_an_error_ends_it(at_once, capsys):
     assert f"{SIZE >> 20}/{SIZE >> 20}" in capsys.readouterr().out
 
 
+def test_devices_of_the_program_do_not_count(at_once, capsys):
+    # Where an operation cannot be: this process knows no such server.
+    with creation_progress.shown(SIZE), tf.device("/job:ps/task:7"):
+        creation_progress.add(SIZE)
+    with tf.device("/job:ps/task:7"), creation_progress.shown(SIZE):
+        creation_progress.add(SIZE)
+    assert capsys.readouterr().out.count("Making tables") == 2
+
+
 def test_small_and_quick_tables_say_nothing(monkeypatch, capsys):
     threads = threading.active_count()
     tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)

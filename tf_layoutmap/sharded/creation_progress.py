@@ -55,30 +55,53 @@ def shown(num_bytes: int) -> Iterator[None]:
         yield
         return
     _made.is_shown = True
-    before, ended = _made.bytes(), threading.Event()
-    thread = threading.Thread(
-        target=_show, args=(num_bytes, before, ended), daemon=True)
-    thread.start()
+    bar = _Bar(num_bytes)
     try:
         yield
-        # What creators of the program made was not counted.
-        _made.by_others += max(before + num_bytes - _made.bytes(), 0)
+        bar.is_whole = True
     finally:
-        ended.set()
-        thread.join()
+        bar.end()
         _made.is_shown = False
 
 
-def _show(num_bytes: int, before: int, ended: threading.Event) -> None:
-    if ended.wait(FIRST_SECONDS):
-        return
-    total = max(num_bytes // _MIB, 1)
-    print("Making tables", flush=True)
-    # Of the Keras that the program uses.
-    bar = tf.keras.utils.Progbar(total, unit_name="MiB")
-    pause = (TERMINAL_SECONDS if sys.stdout.isatty() else FILE_SECONDS)
-    is_last = False
-    while not is_last:
-        is_last = ended.wait(pause)
-        made = min((_made.bytes() - before) // _MIB, total)
-        bar.update(made, finalize=is_last)
+class _Bar:
+    """A thread that shows how far this process is.
+
+    It asks for bytes in its own thread, where no device, mesh or strategy of
+    the program is in force.
+    """
+
+    def __init__(self, num_bytes: int):
+        """Returns once it has begun to count."""
+        # Whether all was made, also what creators of the program have made.
+        self.is_whole = False
+        self._num_bytes = num_bytes
+        self._counts = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._counts.wait()
+
+    def end(self) -> None:
+        """Shows the last state, if it has shown any."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            before = _made.bytes()
+        finally:
+            self._counts.set()
+        if self._ended.wait(FIRST_SECONDS):
+            return
+        total = max(self._num_bytes // _MIB, 1)
+        print("Making tables", flush=True)
+        # Of the Keras that the program uses.
+        bar = tf.keras.utils.Progbar(total, unit_name="MiB")
+        pause = TERMINAL_SECONDS if sys.stdout.isatty() else FILE_SECONDS
+        is_last = False
+        while not is_last:
+            is_last = self._ended.wait(pause)
+            made = min((_made.bytes() - before) // _MIB, total)
+            bar.update(total if is_last and self.is_whole else made,
+                       finalize=is_last)
