@@ -61,6 +61,28 @@ class Worker:
         self.process.wait()
 
 
+def run_program(module: str, *arguments: str, seconds: float) -> dict:
+    """Runs a program to its end; returns what it found.
+
+    Args:
+      module: Is run as `python -m module *arguments`; prints a line that begins
+        with FOUND and goes on in JSON.
+      arguments: For it.
+      seconds: Its deadline.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT,
+        capture_output=True, text=True, timeout=seconds, check=False)
+    found = _found_in(done.stdout)
+    assert found, done.stderr[-3000:]
+    return found[0]
+
+
+def _found_in(printed: str) -> list[dict]:
+    return [json.loads(line.removeprefix("FOUND "))
+            for line in printed.splitlines() if line.startswith("FOUND ")]
+
+
 def run_clients(module: str, folder: pathlib.Path, *arguments: str,
                 seconds: float, count: int = 2) -> list[dict]:
     """Runs DTensor clients to their end.
@@ -95,6 +117,4 @@ def run_clients(module: str, folder: pathlib.Path, *arguments: str,
     finally:
         for one in clients:
             one.kill()
-    return [json.loads(line.removeprefix("FOUND "))
-            for log in logs for line in log.read_text().splitlines()
-            if line.startswith("FOUND ")]
+    return [found for log in logs for found in _found_in(log.read_text())]

@@ -1,8 +1,5 @@
 """Tables in the scope of a ParameterServerStrategy that divides variables."""
 
-import json
-import subprocess
-import sys
 
 import pytest
 
@@ -16,14 +13,8 @@ _SECONDS = 150
 
 @pytest.fixture(scope="module")
 def found():
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.sharded.server_program"],
-        cwd=processes.ROOT, capture_output=True, text=True,
-        timeout=_SECONDS, check=False)
-    lines = [line for line in run.stdout.splitlines()
-             if line.startswith("FOUND ")]
-    assert lines, run.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    return processes.run_program(
+        "tests.sharded.server_program", seconds=_SECONDS)
 
 
 def test_a_table_has_the_shards_that_it_is_asked_for(found):

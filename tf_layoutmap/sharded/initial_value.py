@@ -67,7 +67,7 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
             f"{partition.placement!r}); give an array. Received: "
             f"{initializer!r} (table {name!r}).")
     seeded = _reseeded(initializer, info)
-    value = _drawn(seeded, info, dtype)
+    value = new_rows.draw(seeded, info.shape, dtype)
     if value is not None:
         return value
     value = tf.convert_to_tensor(
@@ -79,13 +79,6 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
             f"{info.shape}. Received: {tuple(value.shape)} (table {name!r}, "
             f"shard {shard}).")
     return value
-
-
-def _drawn(initializer: Callable[..., Any], info: ShardInfo,
-           dtype: tf.DType) -> tf.Tensor | None:
-    if "shard_info" in inspect.signature(initializer).parameters:
-        return None
-    return new_rows.draw(initializer, info.shape, dtype)
 
 
 def _call(initializer: Callable[..., Any], shape: tuple[int, ...],

@@ -108,6 +108,15 @@ void WriteCounts(RowType wire, const std::vector<uint32_t>& counts,
   for (const uint32_t count : counts) bytes = Put(count, bytes);
 }
 
+int64_t FetchWriter::size() const {
+  return CountsBytes(counts.size()) + rows.size();
+}
+
+void FetchWriter::Write(uint8_t* bytes) const {
+  WriteCounts(wire, counts, bytes);
+  std::copy(rows.begin(), rows.end(), bytes + CountsBytes(counts.size()));
+}
+
 int64_t ApplyWriter::size() const {
   return ApplyHeader::kNumBytes + CountsBytes(counts.size()) +
          hyperparameters.size() * sizeof(float) + num_values * WireBytes(wire) +

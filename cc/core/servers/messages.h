@@ -50,6 +50,17 @@ int64_t CountsBytes(int64_t num_pieces);
 void WriteCounts(RowType wire, const std::vector<uint32_t>& counts,
                  uint8_t* bytes);
 
+// All of a fetch.
+struct FetchWriter {
+  RowType wire = RowType::kFloat32;
+  std::vector<uint32_t> counts;  // of each piece
+  std::vector<uint8_t> rows;
+
+  int64_t size() const;
+  // Writes `size()` bytes.
+  void Write(uint8_t* bytes) const;
+};
+
 // All of an apply but its gradients.
 struct ApplyWriter {
   ApplyHeader header;

@@ -194,14 +194,13 @@ WorkerStep::Sent WorkerStep::RowsToSend(
 }
 
 Status WorkerStep::Request(const Allocate& allocate) const {
-  const Sent sent = RowsToSend(std::vector<bool>(tables_.size(), false));
+  Sent sent = RowsToSend(std::vector<bool>(tables_.size(), false));
   for (int32_t s = 0; s < config_->num_servers; ++s) {
-    const int64_t head = CountsBytes(sent.counts[s].size());
-    const std::vector<uint8_t>& rows = sent.rows[s];
+    const FetchWriter writer = {config_->wire, std::move(sent.counts[s]),
+                                std::move(sent.rows[s])};
     uint8_t* bytes;
-    LM_RETURN_IF_ERROR(allocate(s, head + rows.size(), &bytes));
-    WriteCounts(config_->wire, sent.counts[s], bytes);
-    std::copy(rows.begin(), rows.end(), bytes + head);
+    LM_RETURN_IF_ERROR(allocate(s, writer.size(), &bytes));
+    writer.Write(bytes);
   }
   return Status();
 }

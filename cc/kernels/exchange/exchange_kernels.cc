@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
@@ -35,7 +34,6 @@
 namespace layoutmap {
 namespace {
 
-using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
@@ -164,33 +162,26 @@ class WriteRequestOp : public Kernel {
     const Tensor* input;
     OP_REQUIRES_OK(ctx, GetInput(ctx, "words", 1, &input));
     const auto words = View<uint32_t>(*input);
-    std::vector<uint32_t> counts;
-    std::vector<uint8_t> rows;
+    FetchWriter writer;
     int64_t next = num_shards_;
     bool is_whole = words.size() >= next;
     for (int64_t shard = 0; is_whole && shard < num_shards_; ++shard) {
       const int64_t end = next + words[shard];
       is_whole = end <= words.size();
       if (!is_whole) break;
-      counts.push_back(words[shard]);
-      RowWriter writer(&rows);
-      for (; next < end; ++next) writer.Add(words[next]);
+      writer.counts.push_back(words[shard]);
+      RowWriter rows(&writer.rows);
+      for (; next < end; ++next) rows.Add(words[next]);
     }
     OP_REQUIRES(
         ctx, is_whole && next == words.size(),
         absl::InvalidArgumentError(absl::StrCat(
             "`words` must be the number of rows of each of ", num_shards_,
             " shards, and then the rows. Received: ", words.size(), " words")));
-    const int64_t head = CountsBytes(num_shards_);
     Tensor* output = nullptr;
-    OP_REQUIRES_OK(
-        ctx,
-        ctx->allocate_output(
-            "request", TensorShape({head + static_cast<int64_t>(rows.size())}),
-            &output));
-    uint8_t* bytes = output->flat<uint8_t>().data();
-    WriteCounts(RowType::kFloat32, counts, bytes);
-    std::copy(rows.begin(), rows.end(), bytes + head);
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(
+                            "request", TensorShape({writer.size()}), &output));
+    writer.Write(output->flat<uint8_t>().data());
   }
 
  private:
@@ -236,22 +227,13 @@ class SplitGradientsOp : public Kernel {
   void Run(OpKernelContext* ctx) override {
     std::shared_ptr<const WorkerStep> step;
     BatchGradients gradients;
-    OpInputList features;
     OpOutputList outputs;
     OP_REQUIRES_OK(ctx, GetPlan(ctx, &step));
-    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &features));
+    OP_REQUIRES_OK(ctx,
+                   GetFeatureGradients(ctx, step->config().engine, &gradients));
     OP_REQUIRES_OK(ctx, ctx->output_list("values", &outputs));
-    for (const Tensor& one : features) {
-      gradients.features.push_back(View<float>(one));
-    }
-    OP_REQUIRES(ctx, features.size() == static_cast<int>(step->batch().size()),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`num_features` must be ", step->batch().size(),
-                    ". Received: ", features.size())));
-    OP_REQUIRES(ctx, outputs.size() == step->config().num_servers,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`num_owners` must be ", step->config().num_servers,
-                    ". Received: ", outputs.size())));
+    OP_REQUIRES_OK(ctx, CheckCount("num_owners", step->config().num_servers,
+                                   outputs.size()));
     std::vector<std::vector<float>> values;
     OP_REQUIRES_OK(ctx, ToTf(SplitGradients(*step, gradients,
                                             TfParallelFor(ctx), &values)));

@@ -1,12 +1,17 @@
-// The step of a worker as a tensor, which goes from op to op of one device.
+// The step of a worker as a tensor, which goes from op to op of one device, and
+// the gradients that come with it.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_PLAN_TENSOR_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_PLAN_TENSOR_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/engine/engine_config.h"
+#include "cc/core/engine/step.h"
 #include "cc/core/servers/worker_step.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -38,6 +43,27 @@ inline absl::Status GetPlan(tensorflow::OpKernelContext* ctx,
         "`plan` must be what `PlanStep` made, in the same process");
   }
   *step = plan->step;
+  return absl::OkStatus();
+}
+
+inline absl::Status CheckCount(const char* name, size_t expected,
+                               size_t received) {
+  if (expected == received) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "`", name, "` must be ", expected, ". Received: ", received));
+}
+
+// The input list `gradients`, one for each feature.
+inline absl::Status GetFeatureGradients(tensorflow::OpKernelContext* ctx,
+                                        const EngineConfig& config,
+                                        BatchGradients* gradients) {
+  tensorflow::OpInputList features;
+  TF_RETURN_IF_ERROR(ctx->input_list("gradients", &features));
+  TF_RETURN_IF_ERROR(
+      CheckCount("num_features", config.features.size(), features.size()));
+  for (const tensorflow::Tensor& one : features) {
+    gradients->features.push_back(View<float>(one));
+  }
   return absl::OkStatus();
 }
 

@@ -67,12 +67,6 @@ class Requests {
   absl::Status status_;
 };
 
-absl::Status CheckCount(const char* name, size_t expected, size_t received) {
-  if (expected == received) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "`", name, "` must be ", expected, ". Received: ", received));
-}
-
 // The input `fetched`.
 class Fetched {
  public:
@@ -193,16 +187,11 @@ class FoldGradientsOp : public Kernel {
   static absl::Status GetGradients(OpKernelContext* ctx,
                                    const EngineConfig& config,
                                    BatchGradients* gradients) {
-    OpInputList features, hyperparameters;
-    TF_RETURN_IF_ERROR(ctx->input_list("gradients", &features));
+    OpInputList hyperparameters;
+    TF_RETURN_IF_ERROR(GetFeatureGradients(ctx, config, gradients));
     TF_RETURN_IF_ERROR(ctx->input_list("hyperparameters", &hyperparameters));
     TF_RETURN_IF_ERROR(
-        CheckCount("num_features", config.features.size(), features.size()));
-    TF_RETURN_IF_ERROR(
         CheckCount("num_tables", config.tables.size(), hyperparameters.size()));
-    for (const Tensor& gradient : features) {
-      gradients->features.push_back(View<float>(gradient));
-    }
     for (const Tensor& one : hyperparameters) {
       TF_RETURN_IF_ERROR(CheckRank("hyperparameters", one, 1));
       const Span<const float> values = View<float>(one);

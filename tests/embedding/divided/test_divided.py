@@ -55,19 +55,7 @@ def train_in_one_process(path, num_steps, num_replicas):
     with strategy.scope():
         embedding = plan.embedding()
     checkpoint_of(embedding).read(str(path)).assert_consumed()
-    step = plan.train_step(embedding, strategy)
-    for number in range(num_steps):
-        by_replica = [plan.batch(number, replica)
-                      for replica in range(num_replicas)]
-        activations = step(*(tf.nest.map_structure(
-            lambda *parts:
-            strategy.experimental_distribute_values_from_function(
-                lambda context: parts[context.replica_id_in_sync_group]),
-            *[one[part] for one in by_replica]) for part in range(3)))
-    return plan.tables(embedding), [
-        {name: strategy.experimental_local_results(one)[replica].numpy()
-         for name, one in activations.items()}
-        for replica in range(num_replicas)]
+    return plan.train_replicas(embedding, strategy, num_steps)
 
 
 def check_same(folder, num_processes, compare=np.testing.assert_array_equal):

@@ -103,6 +103,24 @@ def tables(embedding):
     return found
 
 
+def train_replicas(embedding, strategy, num_steps):
+    """Trains in one process; returns tables, and activations by replica."""
+    step = train_step(embedding, strategy)
+    num_replicas = strategy.num_replicas_in_sync
+    for number in range(num_steps):
+        by_replica = [batch(number, replica)
+                      for replica in range(num_replicas)]
+        activations = step(*(tf.nest.map_structure(
+            lambda *parts:
+            strategy.experimental_distribute_values_from_function(
+                lambda context: parts[context.replica_id_in_sync_group]),
+            *[one[part] for one in by_replica]) for part in range(3)))
+    return tables(embedding), [
+        {name: strategy.experimental_local_results(one)[replica].numpy()
+         for name, one in activations.items()}
+        for replica in range(num_replicas)]
+
+
 def main(output, num_steps, how, dies_before=None):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

@@ -4,7 +4,6 @@ import pathlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests import processes, strategies
 from tests.embedding.host import multi_process_faults, multi_process_program
@@ -41,19 +40,7 @@ def train_in_one_process(num_steps, random):
     [rows] = [rows for one, rows in embedding.embedding_tables.items()
               if one.name == "random"]
     rows.assign(random)
-    step = multi_process_program.train_step(embedding, two)
-    for number in range(num_steps):
-        by_replica = [multi_process_program.batch(number, replica)
-                      for replica in range(multi_process_program.NUM_WORKERS)]
-        arguments = [tf.nest.map_structure(
-            lambda *parts: two.experimental_distribute_values_from_function(
-                lambda context: parts[context.replica_id_in_sync_group]),
-            *[one[part] for one in by_replica]) for part in range(3)]
-        activations = step(*arguments)
-    return multi_process_program.tables(embedding), [
-        {name: two.experimental_local_results(one)[replica].numpy()
-         for name, one in activations.items()}
-        for replica in range(multi_process_program.NUM_WORKERS)]
+    return multi_process_program.train_replicas(embedding, two, num_steps)
 
 
 @pytest.mark.slow

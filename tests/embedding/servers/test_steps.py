@@ -1,8 +1,5 @@
 """Embeddings over two and over three servers, beside the host engine."""
 
-import json
-import subprocess
-import sys
 
 import pytest
 
@@ -15,15 +12,9 @@ _SECONDS = 240
 
 
 def run(*arguments) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.embedding.servers.program",
-         *map(str, arguments)],
-        cwd=processes.ROOT, capture_output=True, text=True,
-        timeout=_SECONDS, check=False)
-    lines = [line for line in done.stdout.splitlines()
-             if line.startswith("FOUND ")]
-    assert lines, done.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    return processes.run_program(
+        "tests.embedding.servers.program", *map(str, arguments),
+        seconds=_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
 """`fit` of both Keras over parameter servers."""
 
-import json
 import random
-import subprocess
-import sys
 import time
 
 import pytest
@@ -20,15 +17,9 @@ _SECONDS = 400
 
 @pytest.fixture(scope="module", params=["keras", "tf_keras"])
 def found(request, tmp_path_factory):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ps.fit.program", request.param,
-         str(tmp_path_factory.mktemp(request.param))],
-        cwd=processes.ROOT, capture_output=True, text=True,
-        timeout=_SECONDS, check=False)
-    lines = [line for line in done.stdout.splitlines()
-             if line.startswith("FOUND ")]
-    assert lines, done.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    return processes.run_program(
+        "tests.ps.fit.program", request.param,
+        str(tmp_path_factory.mktemp(request.param)), seconds=_SECONDS)
 
 
 def test_one_worker_trains_tables_weights_and_metrics_to_the_bit(found):

@@ -70,10 +70,8 @@ class DividedBackend(HostBackend):
         """Returns activations that nothing follows, one per feature."""
         self._replicas.require_current("call")
         assert isinstance(self.engine, engine.DividedEngine)
-        return [
-            self._shapes.shape_activations(index, one)
-            for index, one in enumerate(self.engine.look_up_only(
-                self._reader.read_features(features, weights)))]
+        return self._shapes.shape_all_activations(self.engine.look_up_only(
+            self._reader.read_features(features, weights)))
 
     def note_restore(self) -> None:
         """Counts a restore, which all processes must make."""

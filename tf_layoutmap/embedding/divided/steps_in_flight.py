@@ -5,18 +5,11 @@ What a process knows of a step are tensors of the function being traced.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import weakref
-from typing import Any
 
 import tensorflow as tf
 
-# Of a graph: the queues of the embeddings that have steps in it.
-_ATTRIBUTE = "_tf_layoutmap_divided_steps"
-
-_ORDER = ("With tables that are divided among processes, the calls of a step "
-          "are made in one tf.function.")
+from tf_layoutmap.embedding.step import step_queues
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,53 +31,11 @@ class Step:
     num_samples: list[tf.Tensor]
 
 
-@dataclasses.dataclass
-class _Queue:
-    pending: collections.deque[Step] = dataclasses.field(
-        default_factory=collections.deque)
-    last: Step | None = None
-
-
-class StepsInFlight:
+class StepsInFlight(step_queues.StepQueues[Step]):
     """Queues of steps, one for each function that is traced."""
 
-    def enqueue(self, step: Step):
-        """Puts a step at the end of the queue."""
-        self._queue().pending.append(step)
-
-    def dequeue(self) -> Step:
-        """Returns the oldest step.
-
-        Raises:
-          RuntimeError: If there is none.
-        """
-        queue = self._queue()
-        if not queue.pending:
-            raise RuntimeError(
-                "`dequeue` needs an enqueued step; call `enqueue` first. "
-                + _ORDER)
-        queue.last = queue.pending.popleft()
-        return queue.last
-
-    def take_dequeued(self) -> Step:
-        """Returns the step dequeued last, which gets its gradients now.
-
-        Raises:
-          RuntimeError: If there is none.
-        """
-        queue = self._queue()
-        if queue.last is None:
-            raise RuntimeError(
-                "`apply_gradients` needs a dequeued step; call `enqueue` and "
-                "`dequeue` first. " + _ORDER)
-        step, queue.last = queue.last, None
-        return step
-
-    def _queue(self) -> _Queue:
-        # With the graph, whose tensors a queue holds: both go together.
-        graph: Any = tf.compat.v1.get_default_graph()
-        by_embedding = getattr(graph, _ATTRIBUTE, None)
-        if by_embedding is None:
-            by_embedding = weakref.WeakKeyDictionary()
-            setattr(graph, _ATTRIBUTE, by_embedding)
-        return by_embedding.setdefault(self, _Queue())
+    def __init__(self):
+        """Starts without steps."""
+        super().__init__(
+            "With tables that are divided among processes, the calls of a "
+            "step are made in one tf.function.")

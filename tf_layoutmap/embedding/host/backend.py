@@ -217,9 +217,8 @@ class HostBackend:
         """Returns the activations of the oldest step, one per feature."""
         replica = self._replicas.require_current("dequeue")
         self._modes.dequeued(name)
-        activations = [
-            self._shapes.shape_activations(index, one)
-            for index, one in enumerate(self._started.dequeue(replica))]
+        activations = self._shapes.shape_all_activations(
+            self._started.dequeue(replica))
         self._shapes.note_dequeued(replica, activations)
         return activations
 
@@ -247,21 +246,16 @@ class HostBackend:
         replica = self._replicas.require_current("call")
         lookup = self._started.open(
             replica, self._reader.read_features(features, weights))
-        return lookup, [
-            self._shapes.shape_activations(index, one) for index, one in
-            enumerate(self._started.look_up(replica, lookup))]
+        return lookup, self._shapes.shape_all_activations(
+            self._started.look_up(replica, lookup))
 
     def follow(
         self, lookup: Any, gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark."""
         return self._started.follow(
-            self._replicas.require_current("gradient"), lookup, [
-                self._shapes.flatten_gradient(
-                    index, step_gradients.read_gradient(
-                        self._spec.features[index], gradient,
-                        self._shapes.activation_shape(index)))
-                for index, gradient in enumerate(gradients)])
+            self._replicas.require_current("gradient"), lookup,
+            self._shapes.flat_gradients_of_call(gradients))
 
     def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks stands for."""

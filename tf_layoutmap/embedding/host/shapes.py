@@ -204,11 +204,12 @@ class StepShapes:
             return activations  # An operation less, for each feature.
         return tf.ensure_shape(activations, shape)
 
-    def flatten_gradient(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns a gradient in the shape that the engine takes."""
-        if not self._inner[index]:
-            return gradient
-        return tf.reshape(gradient, [-1, gradient.shape[-1]])
+    def shape_all_activations(
+        self, activations: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns the activations of all features in their shapes."""
+        return [self.shape_activations(index, one)
+                for index, one in enumerate(activations)]
 
     def flat_gradients(
         self, replica: int, gradients: Sequence[Any],
@@ -219,17 +220,29 @@ class StepShapes:
           replica: Whose step it is.
           gradients: One per feature; None for zeros.
         """
-        flat = []
-        for index, gradient in enumerate(gradients):
-            feature = self._spec.features[index]
-            if gradient is None:
-                gradient = step_gradients.zero_gradient(
-                    feature, self.dequeued_shape(replica, index))
-            else:
-                gradient = step_gradients.read_gradient(
-                    feature, gradient, self.activation_shape(index))
-            flat.append(self.flatten_gradient(index, gradient))
-        return flat
+        return [
+            self._flatten(index, step_gradients.zero_gradient(
+                self._spec.features[index],
+                self.dequeued_shape(replica, index)))
+            if gradient is None else self._flat_gradient(index, gradient)
+            for index, gradient in enumerate(gradients)]
+
+    def flat_gradients_of_call(
+        self, gradients: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns the gradients of a lookup out of the order of steps."""
+        return [self._flat_gradient(index, gradient)
+                for index, gradient in enumerate(gradients)]
+
+    def _flat_gradient(self, index: int, gradient: Any) -> tf.Tensor:
+        return self._flatten(index, step_gradients.read_gradient(
+            self._spec.features[index], gradient,
+            self.activation_shape(index)))
+
+    def _flatten(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
+        if not self._inner[index]:
+            return gradient
+        return tf.reshape(gradient, [-1, gradient.shape[-1]])
 
     def _check_inner(self, index: int, inner: Shape):
         """Refuses other sizes than those of the first input."""

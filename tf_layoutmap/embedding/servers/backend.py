@@ -127,10 +127,8 @@ class ServersBackend:
         step = self._steps.dequeue()
         self._modes.dequeued(name)
         step.fetched = self._started.fetch(step.requests)
-        activations = [
-            self._shapes.shape_activations(index, one)
-            for index, one in enumerate(
-                self._started.combine(step.plan, step.fetched))]
+        activations = self._shapes.shape_all_activations(
+            self._started.combine(step.plan, step.fetched))
         self._shapes.note_dequeued(0, activations)
         return activations
 
@@ -155,21 +153,16 @@ class ServersBackend:
         inputs = self._reader.read_features(features, weights)
         plan, requests = self._started.plan(inputs)
         fetched = self._started.fetch(requests)
-        activations = [
-            self._shapes.shape_activations(index, one) for index, one in
-            enumerate(self._started.combine(plan, fetched))]
+        activations = self._shapes.shape_all_activations(
+            self._started.combine(plan, fetched))
         return self._lookups.open(plan, fetched), activations
 
     def follow(
         self, lookup: Any, gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark, all 1."""
-        self._lookups.follow(lookup, [
-            self._shapes.flatten_gradient(
-                index, step_gradients.read_gradient(
-                    self._spec.features[index], gradient,
-                    self._shapes.activation_shape(index)))
-            for index, gradient in enumerate(gradients)])
+        self._lookups.follow(
+            lookup, self._shapes.flat_gradients_of_call(gradients))
         return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:

@@ -6,19 +6,13 @@ and what is enqueued in one closure is dequeued in it.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import threading
-import weakref
 from typing import Any
 
 import tensorflow as tf
 
-# Of a graph: the queues of the embeddings that have steps in it.
-_ATTRIBUTE = "_tf_layoutmap_steps"
-
-_ORDER = ("Over parameter servers the calls of a step are made in one "
-          "tf.function, or all eagerly in one thread.")
+from tf_layoutmap.embedding.step import step_queues
 
 
 @dataclasses.dataclass
@@ -38,24 +32,15 @@ class Step:
     fetched: Any = None
 
 
-@dataclasses.dataclass
-class _Queue:
-    pending: collections.deque[Step] = dataclasses.field(
-        default_factory=collections.deque)
-    last: Step | None = None
-
-
-class StepsInFlight:
+class StepsInFlight(step_queues.StepQueues[Step]):
     """Queues of steps, one for each function that is traced."""
 
     def __init__(self):
         """Starts without steps."""
+        super().__init__("Over parameter servers the calls of a step are made "
+                         "in one tf.function, or all eagerly in one thread.")
         # Closures that are no tf.function run in threads of the coordinator.
         self._eager = threading.local()
-
-    def enqueue(self, step: Step):
-        """Puts a step at the end of the queue."""
-        self._queue().pending.append(step)
 
     def dequeue(self) -> Step:
         """Returns the oldest step.
@@ -64,18 +49,13 @@ class StepsInFlight:
           RuntimeError: If there is none, or the one before waits.
         """
         queue = self._queue()
-        if not queue.pending:
-            raise RuntimeError(
-                "`dequeue` needs an enqueued step; call `enqueue` first. "
-                + _ORDER)
-        if queue.last is not None and queue.last.training and (
-                tf.executing_eagerly()):
+        if queue.pending and tf.executing_eagerly() and (
+                queue.last is not None and queue.last.training):
             raise RuntimeError(
                 "`dequeue`: the step before still awaits its gradients; call "
                 "`apply_gradients` first, or enqueue with training=False if "
                 "there will be none.")
-        queue.last = queue.pending.popleft()
-        return queue.last
+        return super().dequeue()
 
     def take_dequeued(self) -> Step:
         """Returns the step dequeued last, which gets its gradients now.
@@ -83,16 +63,11 @@ class StepsInFlight:
         Raises:
           RuntimeError: If there is none, or it is forward-only.
         """
-        queue = self._queue()
-        if queue.last is None:
-            raise RuntimeError(
-                "`apply_gradients` needs a dequeued step; call `enqueue` and "
-                "`dequeue` first. " + _ORDER)
-        if not queue.last.training:
+        last = self._queue().last
+        if last is not None and not last.training:
             raise RuntimeError(
                 "`apply_gradients` must not follow `enqueue(training=False)`.")
-        step, queue.last = queue.last, None
-        return step
+        return super().take_dequeued()
 
     def reset(self):
         """Forgets the steps of this thread, or of the function traced here."""
@@ -106,15 +81,9 @@ class StepsInFlight:
         return len(queue.pending), (
             queue.last is not None and queue.last.training)
 
-    def _queue(self) -> _Queue:
-        if tf.executing_eagerly():
-            if not hasattr(self._eager, "queue"):
-                self._eager.queue = _Queue()
-            return self._eager.queue
-        # With the graph, whose tensors a queue holds: both go together.
-        graph = tf.compat.v1.get_default_graph()
-        by_embedding = getattr(graph, _ATTRIBUTE, None)
-        if by_embedding is None:
-            by_embedding = weakref.WeakKeyDictionary()
-            setattr(graph, _ATTRIBUTE, by_embedding)
-        return by_embedding.setdefault(self, _Queue())
+    def _queue(self) -> step_queues.Queue[Step]:
+        if not tf.executing_eagerly():
+            return super()._queue()
+        if not hasattr(self._eager, "queue"):
+            self._eager.queue = step_queues.Queue()
+        return self._eager.queue
