@@ -24,6 +24,9 @@ from tests.ps.cluster import Cluster
 _MINUTES = flags.DEFINE_float("minutes", 30.0, "How long workers die.")
 _KILL_EVERY = flags.DEFINE_float(
     "kill_every", 60.0, "Seconds between two deaths.")
+_REST = flags.DEFINE_float(
+    "rest", 0.0, "Seconds of rest after each epoch while workers die, so that "
+    "the quiet run of as many steps takes less time.")
 _FEATURES, _ROWS, _DIM, _BATCH = 8, 50_000, 16, 256
 _STEPS_AN_EPOCH = 200
 _START_SECONDS = 180
@@ -61,7 +64,7 @@ def held_out(context):
                                               number])))
 
 
-def train(folder: pathlib.Path, num_steps: int):
+def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
     """The coordinator: so many steps, or until there is FOLDER/stop."""
     import keras
     import tensorflow as tf
@@ -94,6 +97,7 @@ def train(folder: pathlib.Path, num_steps: int):
             self.done += _STEPS_AN_EPOCH
             print(f"DONE {self.done} {logs['examples/s']:.0f}", flush=True)
             self.model.stop_training = (folder / "stop").exists()
+            time.sleep(rest_seconds)
 
     told = Told()
     model.fit(tlm.ps.Datasets(training), steps_per_epoch=_STEPS_AN_EPOCH,
@@ -142,7 +146,8 @@ def run(num_steps: int | None) -> dict:
     """One training; workers die if there is no number of steps."""
     with tempfile.TemporaryDirectory() as folder, (
             Cluster(pathlib.Path(folder))) as cluster:
-        cluster.train(str(num_steps or 0), module="tests.ps.soak")
+        rest = 0.0 if num_steps else _REST.value
+        cluster.train(str(num_steps or 0), str(rest), module="tests.ps.soak")
         cluster.wait_for("DONE", _START_SECONDS)
         memory, deaths = Memory(), 0
         end = memory.began + _MINUTES.value * 60
@@ -174,7 +179,7 @@ def main(argv: list[str]):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[2].isdecimal():
-        train(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+    if len(sys.argv) == 4 and sys.argv[2].isdecimal():
+        train(pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
     else:
         app.run(main)
