@@ -5,8 +5,8 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
+from tests import forked_process
 from tf_layoutmap.local_cluster.processes import free_ports
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -25,14 +25,12 @@ def start_workers(program: pathlib.Path, arguments: list[list[str]],
     workers = []
     for index, own in enumerate(arguments):
         log = folder / f"worker_{index}.log"
-        with log.open("w") as file:
-            workers.append(Worker(log, subprocess.Popen(
-                [sys.executable, str(program), *own],
-                stdout=file, stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(ROOT),
-                     "TF_CONFIG": json.dumps({
-                         "cluster": {"worker": addresses},
-                         "task": {"type": "worker", "index": index}})})))
+        workers.append(Worker(log, forked_process.ForkedProcess(
+            [str(program), *own], log,
+            env={**os.environ, "PYTHONPATH": str(ROOT),
+                 "TF_CONFIG": json.dumps({
+                     "cluster": {"worker": addresses},
+                     "task": {"type": "worker", "index": index}})})))
     return workers
 
 
@@ -41,7 +39,7 @@ class Worker:
     """A process of a test, and the file with what it prints."""
 
     log: pathlib.Path
-    process: subprocess.Popen
+    process: forked_process.ForkedProcess
 
     def wait(self, seconds: float) -> int | str:
         """Returns its exit code, or "too late"."""
@@ -70,9 +68,8 @@ def run_program(module: str, *arguments: str, seconds: float) -> dict:
       arguments: For it.
       seconds: Its deadline.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=ROOT,
-        capture_output=True, text=True, timeout=seconds, check=False)
+    done = forked_process.run(["-m", module, *arguments], cwd=ROOT,
+                              seconds=seconds)
     found = _found_in(done.stdout)
     assert found, done.stderr[-3000:]
     return found[0]
@@ -104,14 +101,12 @@ def run_clients(module: str, folder: pathlib.Path, *arguments: str,
     clients = []
     try:
         for client, log in enumerate(logs):
-            with log.open("w") as file:
-                clients.append(Worker(log, subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments],
-                    stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
-                    env={**os.environ,
-                         "KERAS_DISTRIBUTION_PROCESS_ID": str(client),
-                         "KERAS_DISTRIBUTION_NUM_PROCESSES": str(count),
-                         "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs})))
+            clients.append(Worker(log, forked_process.ForkedProcess(
+                ["-m", module, *arguments], log, cwd=ROOT,
+                env={**os.environ,
+                     "KERAS_DISTRIBUTION_PROCESS_ID": str(client),
+                     "KERAS_DISTRIBUTION_NUM_PROCESSES": str(count),
+                     "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs})))
         for one in clients:
             one.check(seconds)
     finally:

@@ -6,10 +6,10 @@ come into the process of other tests; and a process emulates one TPU.
 
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import xml.etree.ElementTree as ET
+
+from tests import forked_process
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -21,10 +21,9 @@ def environment() -> dict[str, str]:
 
 
 def _pytest(*arguments: str, seconds: float, **variables: str):
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-         *arguments], cwd=ROOT, env={**environment(), **variables}, text=True,
-        capture_output=True, timeout=seconds, check=False)
+    return forked_process.run(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT, env={**environment(), **variables}, seconds=seconds)
 
 
 def run(path: str, *arguments: str, seconds: int = 300,

@@ -1,12 +1,13 @@
 """Puts the programs' folder on the path, as running one of them does."""
 
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+from tests import forked_process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 if str(EXAMPLES) not in sys.path:
@@ -23,9 +24,7 @@ def start(request):
     program = str(EXAMPLES / request.module.PROGRAM)
 
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, program, *map(str, arguments)],
-            capture_output=True, text=True, timeout=300, check=False)
+        return forked_process.run([program, *map(str, arguments)], seconds=300)
 
     return run
 

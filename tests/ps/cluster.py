@@ -1,24 +1,16 @@
 """A cluster of real processes on loopback, which a test kills as it likes."""
 
-import ctypes
 import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 
+from tests.forked_process import ForkedProcess
 from tests.processes import ROOT
 from tf_layoutmap.local_cluster.processes import free_ports
 
-_SERVER = [sys.executable, "-m", "tf_layoutmap.server"]
-
-
-def heed_permissions():
-    """Lets permission bits count for root, too; of a process to be started."""
-    drop, overrides_permissions = 24, 1  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE.
-    ctypes.CDLL(None).prctl(drop, overrides_permissions, 0, 0, 0)
+_SERVER = ["-m", "tf_layoutmap.server"]
 
 
 class Cluster:
@@ -32,7 +24,7 @@ class Cluster:
         self.jobs = {"ps": addresses[:num_servers],
                      "worker": addresses[num_servers:-1],
                      "chief": addresses[-1:]}
-        self.processes: dict[tuple[str, int], subprocess.Popen] = {}
+        self.processes: dict[tuple[str, int], ForkedProcess] = {}
         self.num_started = 0
 
     def __enter__(self):
@@ -50,22 +42,19 @@ class Cluster:
         """Starts a process; the one of this name before has ended."""
         self.num_started += 1
         log = self.log(job, index)
-        with log.open("w") as file:
-            self.processes[job, index] = subprocess.Popen(
-                command or _SERVER, preexec_fn=heed_permissions,
-                stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env={
-                    **os.environ, "PYTHONPATH": str(ROOT),
-                    "GRPC_FAIL_FAST": "use_caller", "PYTHONUNBUFFERED": "1",
-                    "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "",
-                    "TF_CONFIG": json.dumps({
-                        "cluster": self.jobs,
-                        "task": {"type": job, "index": index}}),
-                    **environment})
+        self.processes[job, index] = ForkedProcess(
+            command or _SERVER, log, cwd=ROOT, as_user=True, env={
+                **os.environ, "PYTHONPATH": str(ROOT),
+                "GRPC_FAIL_FAST": "use_caller", "CUDA_VISIBLE_DEVICES": "",
+                "TF_CONFIG": json.dumps({
+                    "cluster": self.jobs,
+                    "task": {"type": job, "index": index}}),
+                **environment})
 
     def train(self, *arguments: str, module: str = "tests.ps.train"):
         """Starts the coordinator."""
-        self.start("chief", 0, [sys.executable, "-m", module,
-                                str(self.folder), *map(str, arguments)])
+        self.start("chief", 0, [
+            "-m", module, str(self.folder), *map(str, arguments)])
 
     def log(self, job: str, index: int = 0) -> pathlib.Path:
         return self.folder / f"{job}_{index}.log"

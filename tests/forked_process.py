@@ -1,0 +1,142 @@
+"""Programs of tests in forks of a process that has imported TensorFlow.
+
+Importing TensorFlow takes three seconds of processor time, a fork of a process
+that has it next to none. Programs that must not find it, or ask how a process
+starts, are started by `subprocess` instead.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+_forks = multiprocessing.get_context("forkserver")
+# Not this package: it reads the environment when it is imported.
+_forks.set_forkserver_preload(["tensorflow", "keras", "tf_keras"])
+
+
+class ForkedProcess:
+    """What `subprocess.Popen` is, for a Python program that uses TensorFlow.
+
+    Args:
+      arguments: What stands after `python`: ["-m", module, ...] or [path, ...].
+      log: A file that gets what it prints.
+      errors: One that gets its errors; `log` does if this is None.
+      env: All of its environment. TensorFlow's level of logging and oneDNN's
+        switch are those of this process.
+      cwd: Its working directory.
+      as_user: Lets permission bits count for root, too.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: pathlib.Path, *,
+                 errors: pathlib.Path | None = None,
+                 env: Mapping[str, str] | None = None,
+                 cwd: pathlib.Path | None = None,
+                 as_user: bool = False):
+        self._arguments = list(arguments)
+        # At once: whoever waits for words reads them, or what was before.
+        pathlib.Path(log).write_bytes(b"")
+        self._process = _forks.Process(
+            target=_run, daemon=True, args=(
+                self._arguments, os.path.abspath(log),
+                os.path.abspath(errors) if errors else None,
+                dict(os.environ if env is None else env),
+                str(cwd or pathlib.Path.cwd()), as_user))
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """Its exit code, less than 0 if a signal ended it; None if it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self._arguments, timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def run(arguments: Sequence[str], *, seconds: float,
+        env: Mapping[str, str] | None = None,
+        cwd: pathlib.Path | None = None) -> subprocess.CompletedProcess:
+    """Runs a program to its end, as `subprocess.run` does.
+
+    Args:
+      arguments: As for `ForkedProcess`.
+      seconds: Its deadline.
+      env: As for `ForkedProcess`.
+      cwd: As for `ForkedProcess`.
+
+    Returns:
+      Its exit code, and what it printed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log, errors = pathlib.Path(folder, "log"), pathlib.Path(folder, "err")
+        process = ForkedProcess(arguments, log, errors=errors, env=env, cwd=cwd)
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+            process.wait()
+        return subprocess.CompletedProcess(
+            list(arguments), code, *(
+                one.read_text(errors="replace") for one in (log, errors)))
+
+
+def _run(arguments: list[str], log: str, errors: str | None,
+         env: dict[str, str], cwd: str, as_user: bool) -> None:
+    if as_user:
+        _heed_permissions()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, path in ((1, log), (2, errors)):
+        if path is None:
+            os.dup2(1, 2)
+        else:
+            with open(path, "a") as file:
+                os.dup2(file.fileno(), number)
+    # Those of the process that forks wait until a page is full.
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(
+        os.pathsep) if path]
+    # Programs that start themselves anew go by it.
+    sys.orig_argv = [sys.executable, *arguments]
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _heed_permissions() -> None:
+    """Gives up what lets root write where permission bits forbid it."""
+    third_version, overrides_permissions = 0x20080522, 1 << 1  # DAC_OVERRIDE
+    header = (ctypes.c_uint32 * 2)(third_version, 0)
+    capabilities = (ctypes.c_uint32 * 6)()  # The first are those in effect.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capget(header, capabilities):
+        raise OSError(ctypes.get_errno(), "capget")
+    capabilities[0] &= ~overrides_permissions
+    if libc.capset(header, capabilities):
+        raise OSError(ctypes.get_errno(), "capset")
