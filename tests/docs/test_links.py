@@ -48,3 +48,10 @@ def test_test_files_that_a_page_names_are_there(page):
         f"/{path}".endswith(f"/{name}") for path in TEST_FILES)]
     if page.name == "dtensor_problems.md":
         assert len(named) > 10
+
+
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_has_markup_that_is_shown_as_it_is_written(page):
+    """Directives stand behind backquotes, where GitHub shows them, too."""
+    assert ":::" not in page.read_text()
