@@ -9,16 +9,10 @@
 
 #include "cc/core/base/status.h"
 #include "cc/core/engine/engine_config.h"
+#include "cc/emulation/config/optimization_parameters.h"
 #include "cc/emulation/config/wire_reader.h"
 
 namespace layoutmap {
-
-// A table's numbers, as cc/core/optimizers/optimizer.h lists them. The first
-// one, the learning rate, comes with each step if it is dynamic.
-struct TpuRule {
-  std::vector<float> hyperparameters;
-  int32_t dynamic_rate = -1;  // which of the step's learning rates, or none
-};
 
 struct TpuConfig {
   EngineConfig engine;
