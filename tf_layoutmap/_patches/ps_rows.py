@@ -12,6 +12,11 @@ ROWS = [
             f"ps.fit.keras3:{verb}",
             "Keras 3 refuses a ParameterServerStrategy.", KERAS,
             "tests/ps/fit/test_fit.py") for verb in _VERBS),
+    Patch(KERAS3_GROUP, "keras:Model", "save_weights",
+          "ps.fit.keras3:save_weights",
+          "A server that is lost meanwhile leaves half a file, in place of the "
+          "backup that was to be gone on from.", KERAS,
+          "tests/ps/fit/test_fit.py"),
     *(Patch(TF_KERAS_GROUP, "tf_keras:Model", verb, f"ps.fit.tf_keras:{verb}",
             "tf_keras ends an epoch when one worker's dataset ends.", TF_KERAS,
             "tests/ps/fit/test_fit.py") for verb in _VERBS),

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
+from tf_layoutmap import _checks, _keras_private
 from tf_layoutmap._patches import engine as patches
-from tf_layoutmap.ps import durations
+from tf_layoutmap.ps import durations, restarts
 
 
 class Datasets:
@@ -32,7 +32,8 @@ class Datasets:
     """
 
     def __init__(self, dataset_fn: Callable[..., Any], *,
-                 step_deadline: str | float = "10min"):
+                 step_deadline: str | float = "10min",
+                 on_server_loss: str = "raise"):
         """Takes what makes a dataset.
 
         Args:
@@ -44,15 +45,26 @@ class Datasets:
             Without it all workers read the same.
           step_deadline: How long no batch may be through, as `"10min"` or
             seconds.
+          on_server_loss: Of `fit`: `"raise"`: a `ServerLostError`.
+            `"restart"`: this program starts anew, in the same process, with
+            its arguments. It waits in `connect` until the server is there
+            again, and its `fit` goes on from what its BackupAndRestore
+            callback has saved; three times, if there is nothing new. With
+            `delete_checkpoint=False` of that a `fit` that has ended trains
+            nothing when it comes again. `evaluate` raises in any case.
 
         Raises:
           TypeError: If `dataset_fn` is not callable.
-          ValueError: If `step_deadline` is no length of time.
+          ValueError: If `step_deadline` is no length of time, or
+            `on_server_loss` is none of the two.
         """
         if not callable(dataset_fn):
             raise TypeError("Argument `dataset_fn` must be callable. "
                             f"Received: {dataset_fn!r}.")
         self._dataset_fn = dataset_fn
+        _checks.check_one_of(
+            "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS)
+        self.on_server_loss = on_server_loss
         self.deadline = durations.read_seconds(step_deadline, "step_deadline")
         replace_fit()
 

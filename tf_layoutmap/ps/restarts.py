@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
+# What becomes of a program when a server is lost.
+ON_SERVER_LOSS = ("raise", "restart")
+
 # Outlives `os.execv`: at which checkpoint, and how often.
 _VARIABLE = "TF_LAYOUTMAP_RESTARTS"
 _MOST = 3

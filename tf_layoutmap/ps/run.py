@@ -18,11 +18,11 @@ from tf_layoutmap.ps import (
     connection,
     durations,
     guard,
+    restarts,
     rounds,
     waiting,
 )
 
-_ON_SERVER_LOSS = ("raise", "restart")
 # Between two moments at which no closure is under way.
 _ROUND_SECONDS = 5.0
 
@@ -111,7 +111,8 @@ class Run:
             raise ValueError(
                 "Argument `objects` must have what is saved, by name. "
                 f"Received: {objects!r}.")
-        _checks.check_one_of("on_server_loss", on_server_loss, _ON_SERVER_LOSS)
+        _checks.check_one_of(
+            "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS)
         _checks.check_int("max_to_keep", max_to_keep, lowest=1)
         self._save_seconds = durations.read_seconds(save_every, "save_every")
         self._deadline = durations.read_seconds(step_deadline, "step_deadline")

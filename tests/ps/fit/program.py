@@ -42,7 +42,7 @@ def datasets():
     return tlm.ps.Datasets(batches)
 
 
-def model(strategy=None, twice=False, **options):
+def model(strategy=None, twice=False, wire_dtype="float32", **options):
     rows = np.random.default_rng(3).normal(size=[50, 4]).astype(np.float32)
 
     def initializer(shape, shard_info=None, dtype=None):
@@ -60,7 +60,8 @@ def model(strategy=None, twice=False, **options):
                   "b": keras.Input([3], dtype="int64", name="b")}
         layer = layers.TPUEmbedding(
             {name: tpu.FeatureConfig(table, name=name)
-             for name, table in zip("ab", tables)}, tpu.Adagrad(0.3))
+             for name, table in zip("ab", tables)}, tpu.Adagrad(0.3),
+            wire_dtype=wire_dtype)
         found = layer(inputs)
         both = [found["a"], found["b"]]
         if twice:
@@ -108,6 +109,16 @@ def trains_to_the_bit(strategy):
     stats = made.embedding_layer.embedding.stats()
     return [numbers(history) == HOST[0], same(values(made), HOST[1]),
             stats["num_updates"], int(made.optimizer.iterations.numpy())]
+
+
+def bfloat16_on_the_wire(strategy):
+    made = model(strategy, wire_dtype="bfloat16")
+    made.fit(datasets(), epochs=2, verbose=0)
+    # Each of 6 steps is off by 2^-8 of some values, of up to 3.
+    return [made.embedding_layer.embedding.stats()["wire_dtype"],
+            same(values(made), HOST[1]), bool(all(
+                np.allclose(*both, atol=6 * 3 * 2**-8)
+                for both in zip(values(made), HOST[1])))]
 
 
 def files_go_both_ways(strategy):
@@ -274,7 +285,8 @@ def bad_id(strategy):
 
 CASES = {
     **{case.__name__: case for case in [
-        trains_to_the_bit, files_go_both_ways, predicts_evaluates_and_exports,
+        trains_to_the_bit, bfloat16_on_the_wire, files_go_both_ways,
+        predicts_evaluates_and_exports,
         tables_in_layers, callbacks_work, steps_of_an_epoch]},
     **{name: refused(call) for name, call in {
         "bad_id": bad_id,
@@ -292,12 +304,19 @@ CASES = {
         "no_function": lambda strategy: tlm.ps.Datasets(3),
         "no_time": lambda strategy: tlm.ps.Datasets(
             batches, step_deadline="soon"),
+        "no_such_answer": lambda strategy: tlm.ps.Datasets(
+            batches, on_server_loss="wait"),
+        "no_cluster": lambda strategy: model(strategy).fit(
+            tlm.ps.Datasets(batches, on_server_loss="restart"), verbose=0),
         "no_dataset": lambda strategy: model(strategy).fit(
             tlm.ps.Datasets(lambda: 3), verbose=0),
         "no_batches": lambda strategy: model(strategy).fit(
             tlm.ps.Datasets(lambda: batches().take(0)), verbose=0),
         **({"arrays": lambda strategy: model(strategy).fit(IDS, LABELS)}
-           if KERAS == "keras" else {}),
+           if KERAS == "keras" else {
+               "backups_of_batches": lambda strategy: model(strategy).fit(
+                   datasets(), callbacks=keras.callbacks.BackupAndRestore(
+                       FOLDER, save_freq=3))}),
     }.items()},
 }
 

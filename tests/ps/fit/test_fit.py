@@ -1,5 +1,6 @@
 """`fit` of both Keras over parameter servers."""
 
+import json
 import random
 import time
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests import processes
 from tests.ps.cluster import Cluster
-from tests.ps.fit import two_workers
+from tests.ps.fit import restarting, two_workers
 from tests.ps.train import RATE
 
 pytestmark = pytest.mark.slow  # Clusters.
@@ -28,6 +29,13 @@ def test_one_worker_trains_tables_weights_and_metrics_to_the_bit(found):
     assert is_same_history
     assert all(are_same)
     assert num_updates == iterations == 6
+
+
+def test_rows_of_a_layer_may_travel_as_bfloat16(found):
+    wire, are_same, is_close = found["bfloat16_on_the_wire"]
+    assert wire == "bfloat16"
+    assert not any(are_same[:2])  # The tables; weights that take marks stay 0.
+    assert is_close
 
 
 def test_files_go_between_servers_and_one_process(found):
@@ -80,6 +88,8 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
     ("predicted", "Argument `x` of `predict` must be arrays"),
     ("no_function", "Argument `dataset_fn` must be callable"),
     ("no_time", "Argument `step_deadline` must be like"),
+    ("no_such_answer", "`on_server_loss` must be one of"),
+    ("no_cluster", "but under what `tlm.ps.connect` returned"),
     ("no_dataset", "`dataset_fn` must return a tf.data.Dataset"),
     ("no_batches", "must make datasets with batches")])
 def test_what_cannot_train_is_refused(found, case, words):
@@ -90,6 +100,11 @@ def test_keras_3_says_what_it_wants_instead_of_arrays(found):
     # tf_keras makes datasets of arrays itself.
     assert "must be tlm.ps.Datasets" in found.get(
         "arrays", "must be tlm.ps.Datasets")
+
+
+def test_backups_that_tf_keras_would_not_write_are_refused(found):
+    assert "must be \"epoch\" over" in found.get(
+        "backups_of_batches", "must be \"epoch\" over")
 
 
 def test_two_workers_with_uneven_datasets_and_one_that_dies(tmp_path):
@@ -121,3 +136,29 @@ def test_a_server_that_dies_ends_fit_with_its_address(tmp_path):
         assert f"ps 1 at {cluster.jobs['ps'][1]} accepts no" in line
         assert "BackupAndRestore" in line
         assert cluster.code(30) != 0
+
+
+@pytest.mark.parametrize("keras, when", [
+    # In the middle of a backup, which is not to be gone on from.
+    ("keras", "WRITING"),
+    ("tf_keras", f"FIRST [{restarting.HALF_WRITTEN}")])
+def test_or_the_program_starts_anew_from_its_backup(tmp_path, keras, when):
+    with Cluster(tmp_path, num_workers=1) as cluster:
+        cluster.train(keras, module="tests.ps.fit.restarting")
+        cluster.wait_for(when, 150)
+        process = cluster.processes["chief", 0].pid
+        cluster.restart("ps", 1)
+        cluster.wait_for("This program starts anew", 60)
+        began = cluster.wait_for("LATER", 150)
+        found = cluster.finish(60)
+        assert cluster.processes["chief", 0].pid == process
+        told = cluster.log("chief").read_text().splitlines()
+    epoch, _ = json.loads(began.removeprefix("LATER "))
+    assert epoch >= restarting.HALF_WRITTEN - 1
+    assert found["num_epochs"] > epoch
+    for line in told:
+        if line.startswith(("FIRST", "LATER")):
+            epoch, row = json.loads(line.split(" ", 1)[1])
+            assert row == [-RATE * restarting.NUM_STEPS * epoch] * 4
+    assert found["row"] == [
+        -RATE * restarting.NUM_STEPS * found["num_epochs"]] * 4

@@ -53,8 +53,9 @@ class TPUEmbeddingCore(LayerBase):
                  feature_configs: Any = None, table_stacking: Any = "auto",
                  partitioner: Any = None, out_of_range: str = "error",
                  table_dtypes: Any = None, rounding_seed: int = 0,
-                 vocabularies: Any = None, over_processes: str = "copied",
-                 order: str = "exact", **kwargs: Any):
+                 vocabularies: Any = None, wire_dtype: str = "float32",
+                 over_processes: str = "copied", order: str = "exact",
+                 **kwargs: Any):
         """Makes the layer.
 
         Args:
@@ -77,8 +78,9 @@ class TPUEmbeddingCore(LayerBase):
           vocabularies: As of `tlm.TPUEmbedding`: of tables that take ids as
             they come. A call that a tape records is a step of theirs, that of
             each replica one of its own.
-          over_processes: As of `tlm.TPUEmbedding`; not saved with the layer,
-            like `order`.
+          wire_dtype: As of `tlm.TPUEmbedding`; not saved with the layer, like
+            the two that follow.
+          over_processes: As of `tlm.TPUEmbedding`.
           order: As of `tlm.TPUEmbedding`.
           **kwargs: Those of every Keras layer, such as `name`.
 
@@ -93,8 +95,8 @@ class TPUEmbeddingCore(LayerBase):
                 feature_config, feature_configs, table_stacking, self.name),
             optimizer, partitioner=partitioner, out_of_range=out_of_range,
             table_dtypes=table_dtypes, rounding_seed=rounding_seed,
-            vocabularies=vocabularies, over_processes=over_processes,
-            order=order)
+            vocabularies=vocabularies, wire_dtype=wire_dtype,
+            over_processes=over_processes, order=order)
         # An attribute of the layer: so that a checkpoint finds the tables.
         self.embedding = self._steps.embedding
 

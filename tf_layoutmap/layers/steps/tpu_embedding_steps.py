@@ -39,8 +39,8 @@ class EmbeddingSteps:
 
     def __init__(self, layer: str, feature_config: Any, optimizer: Any, *,
                  partitioner: Any, out_of_range: str, table_dtypes: Any,
-                 rounding_seed: int, vocabularies: Any = None,
-                 over_processes: str = "copied", order: str = "exact"):
+                 rounding_seed: int, vocabularies: Any, wire_dtype: str,
+                 over_processes: str, order: str):
         """Makes the embedding; `build` of it makes the tables.
 
         Args:
@@ -53,6 +53,7 @@ class EmbeddingSteps:
           table_dtypes: How rows are stored.
           rounding_seed: Of tables with 16-bit rows.
           vocabularies: Of tables that take ids as they come.
+          wire_dtype: How rows and gradients go to servers and back.
           over_processes: How several processes keep the tables.
           order: How the gradients of divided tables are summed.
         """
@@ -67,7 +68,7 @@ class EmbeddingSteps:
             feature_config, optimizer, partitioner=partitioner,
             out_of_range=out_of_range, table_dtypes=table_dtypes,
             rounding_seed=rounding_seed, vocabularies=vocabularies,
-            over_processes=over_processes, order=order)
+            wire_dtype=wire_dtype, over_processes=over_processes, order=order)
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
         self._schedules = [

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from tf_layoutmap.ps.datasets import Datasets
 
 # What says how arrays become batches; and what tf_keras has for queues.
@@ -47,6 +49,17 @@ def read(original: Callable[..., Any], verb: str, model: Any,
                 f"Argument `{name}` of `{verb}` must be left out with "
                 "tlm.ps.Datasets, whose batches are those of `dataset_fn`.")
     return {"data": data, **given}
+
+
+def callbacks_of(callbacks: Any, kind: type) -> list[Any]:
+    """Returns those of a class.
+
+    Args:
+      callbacks: As of `fit`: None, one, several, or a CallbackList of Keras.
+      kind: The class.
+    """
+    return [one for one in tf.nest.flatten(
+        getattr(callbacks, "callbacks", callbacks)) if isinstance(one, kind)]
 
 
 def no_prediction() -> ValueError:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.ps import connection, guard, processes, rounds
+from tf_layoutmap.ps import guard, processes, rounds
 from tf_layoutmap.ps.datasets import Datasets
 from tf_layoutmap.ps.fit.step_body import StepBody
 
@@ -19,8 +19,6 @@ from tf_layoutmap.ps.fit.step_body import StepBody
 _ROUND_SECONDS = 2.0
 # More than a round has.
 _ANY = 1 << 30
-_REMEDY = ("Start missing servers and this program again; with a "
-           "BackupAndRestore callback it goes on from its last epoch.")
 
 
 class Progress(NamedTuple):
@@ -40,20 +38,18 @@ class Progress(NamedTuple):
 
 
 class Epochs:
-    """Steps of one kind over datasets of one kind.
-
-    Attributes:
-      guard: Explains the errors of what uses the cluster.
-    """
+    """Steps of one kind over datasets of one kind."""
 
     def __init__(self, strategy: Any, data: Datasets,
-                 step: Callable[[Any], list[tf.Tensor]]):
+                 step: Callable[[Any], list[tf.Tensor]],
+                 explains: guard.Guard):
         """Takes what is done with a batch; nothing runs yet.
 
         Args:
           strategy: A ParameterServerStrategy.
           data: The datasets.
           step: As of `StepBody`.
+          explains: The errors of what uses the cluster.
         """
         self._num_workers = processes.count_workers()
         self._body = StepBody(strategy, step)
@@ -62,9 +58,7 @@ class Epochs:
             strategy, self._body, data._function(self._num_workers),
             num_workers=self._num_workers, deadline=data.deadline,
             seconds=_ROUND_SECONDS)
-        self.guard = guard.Guard(
-            connection.processes_of(strategy) or [], data.deadline,
-            lambda: (0, _REMEDY), restarts_program=False)
+        self._guard = explains
 
     @property
     def element_spec(self) -> Any:
@@ -79,7 +73,8 @@ class Epochs:
             datasets. Fewer, with a warning, if they are before.
 
         Raises:
-          ServerLostError: A server is gone.
+          ServerLostError: A server is gone, and the program does not start
+            anew.
           StepDeadlineError: No batch was through within the deadline.
           tf.errors.OpError: A step failed; it does not count.
         """
@@ -89,14 +84,14 @@ class Epochs:
         done, last = 0, time.monotonic()
         while num_steps is None or done < num_steps:
             began, before = time.monotonic(), done
-            ended = self.guard.call(functools.partial(
+            ended = self._guard.call(functools.partial(
                 self._rounds.run,
                 _ANY if num_steps is None else num_steps - done))
             if ended.error is not None:
                 raise ended.error
             values, num_examples = [], 0
             for future in ended.values:
-                fetched = self.guard.call(
+                fetched = self._guard.call(
                     functools.partial(self._rounds.fetch, future))
                 if fetched is None:
                     # Its worker has gone with what it counted.
@@ -117,7 +112,7 @@ class Epochs:
                 self._rounds.start_over()
                 break
             if now - last > self._deadline:
-                raise self.guard.late()
+                raise self._guard.late()
         if num_steps is not None and done < num_steps:
             logging.warning(
                 "The datasets of all workers have ended after %d of %d "

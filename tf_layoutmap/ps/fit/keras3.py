@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +64,11 @@ class Keras3:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
         return keras.callbacks.CallbackList(callbacks, model=model, **options)
+
+    def backups(self, callbacks: Any) -> list[Any]:
+        """Returns each BackupAndRestore among callbacks."""
+        return arguments.callbacks_of(
+            callbacks, keras.callbacks.BackupAndRestore)
 
     def start(self, model: Any, initial_epoch: int,
               steps: int | None) -> tuple[int, int]:
@@ -141,6 +148,29 @@ def predict(original: Callable[..., Any], model: Any, *args: Any,
     if options is not None:
         raise arguments.no_prediction()
     return _in_coordinator(original, model, args, kwargs)
+
+
+_WEIGHTS = ".weights.h5"
+
+
+def save_weights(original: Callable[..., Any], model: Any, filepath: Any,
+                 overwrite: bool = True, max_shard_size: Any = None) -> Any:
+    """Writes a file of weights aside, and renames it when it is complete."""
+    path = os.fspath(filepath) if isinstance(
+        filepath, (str, os.PathLike)) else ""
+    if (not path.endswith(_WEIGHTS) or
+            not _strategies.on_servers(model.distribute_strategy) or
+            # Keras asks, or refuses, or writes it aside itself.
+            not overwrite or "://" in path or max_shard_size is not None):
+        return original(model, filepath, overwrite, max_shard_size)
+    aside = f"{path.removesuffix(_WEIGHTS)}.being-written{_WEIGHTS}"
+    try:
+        original(model, aside)
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(aside)
+        raise
 
 
 def _in_coordinator(original: Callable[..., Any], model: Any, args: Any,

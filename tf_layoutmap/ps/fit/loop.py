@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _strategies
 from tf_layoutmap.ps.datasets import Datasets
+from tf_layoutmap.ps.fit import losses
 from tf_layoutmap.ps.fit.epochs import Epochs, Progress
 
 # In the logs, behind the metrics.
@@ -40,6 +41,14 @@ class KerasVersion(Protocol):
         """Returns a list of callbacks."""
         ...
 
+    def backups(self, callbacks: Any) -> list[Any]:
+        """Returns each BackupAndRestore among what `fit` is given.
+
+        Raises:
+          ValueError: One would write nothing.
+        """
+        ...
+
     def start(self, model: Any, initial_epoch: int,
               steps: int | None) -> tuple[int, int]:
         """Returns the first epoch, and its first step."""
@@ -60,11 +69,13 @@ def fit(keras: KerasVersion, model: Any, data: Datasets, *, epochs: int = 1,
     """Trains as `fit` of Keras does; returns the History."""
     strategy = strategy_of(model, "fit")
     keras.check_compiled(model, "fit")
-    train = Epochs(strategy, data, keras.step(model, "train"))
-    test = Epochs(strategy, validation_data, keras.step(model, "test")) if (
-        isinstance(validation_data, Datasets)) else None
+    guard = losses.of_fit(strategy, data, keras.backups(callbacks))
+    train = Epochs(strategy, data, keras.step(model, "train"), guard)
+    test = Epochs(
+        strategy, validation_data, keras.step(model, "test"), guard) if (
+            isinstance(validation_data, Datasets)) else None
     # Callbacks and metrics read and write variables of servers, too.
-    return train.guard.call(functools.partial(
+    return guard.call(functools.partial(
         _fit, keras, model, train, test, epochs=epochs, verbose=verbose,
         callbacks=callbacks, validation_data=validation_data,
         initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
@@ -117,7 +128,8 @@ def evaluate(keras: KerasVersion, model: Any, data: Datasets, *,
     """Evaluates as `evaluate` of Keras does."""
     strategy = strategy_of(model, "evaluate")
     keras.check_compiled(model, "evaluate")
-    test = Epochs(strategy, data, keras.step(model, "test"))
+    guard = losses.raising(strategy, data)
+    test = Epochs(strategy, data, keras.step(model, "test"), guard)
 
     def run() -> dict[str, Any]:
         keras.build(model, strategy, test.element_spec)
@@ -126,7 +138,7 @@ def evaluate(keras: KerasVersion, model: Any, data: Datasets, *,
             verbose=1 if verbose == "auto" else verbose, epochs=1, steps=steps)
         return _evaluate(keras, model, test, known, steps)
 
-    logs = test.guard.call(run)
+    logs = guard.call(run)
     if return_dict:
         return logs
     values = list(logs.values())

@@ -64,6 +64,18 @@ class TfKeras:
         return tf_keras.callbacks.CallbackList(
             callbacks, model=model, **options)
 
+    def backups(self, callbacks: Any) -> list[Any]:
+        """Returns each BackupAndRestore among callbacks."""
+        found = arguments.callbacks_of(
+            callbacks, tf_keras.callbacks.BackupAndRestore)
+        for one in found:
+            if one.save_freq != "epoch":
+                raise ValueError(
+                    "Argument `save_freq` of BackupAndRestore must be "
+                    "\"epoch\" over parameter servers, where tf_keras skips "
+                    f"all other backups. Received: {one.save_freq!r}.")
+        return found
+
     def start(self, model: Any, initial_epoch: int,
               steps: int | None) -> tuple[int, int]:
         """Returns where a BackupAndRestore goes on, or the epoch asked for."""

@@ -1,0 +1,53 @@
+"""What the loss of a server means for `fit`."""
+
+import os
+
+import pytest
+
+import tf_layoutmap as tlm
+from tf_layoutmap.ps import connection
+from tf_layoutmap.ps.fit import arguments, losses
+
+
+class Backup:
+    def __init__(self, backup_dir):
+        self.backup_dir = backup_dir
+
+
+def restarting():
+    return tlm.ps.Datasets(lambda: None, on_server_loss="restart")
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    monkeypatch.setattr(connection, "processes_of", lambda strategy: [])
+
+
+@pytest.mark.parametrize("num_backups", [0, 2])
+def test_a_program_without_a_backup_does_not_start_anew(
+        connected, num_backups, tmp_path):
+    with pytest.raises(ValueError, match="must have one BackupAndRestore"):
+        losses.of_fit(None, restarting(), [Backup(tmp_path)] * num_backups)
+
+
+def test_what_is_told_of_a_loss_grows_with_each_backup(connected, tmp_path):
+    found = losses.of_fit(None, restarting(), [Backup(tmp_path / "backup")])
+    assert found._tell()[0] == 0
+    (tmp_path / "backup" / "chief").mkdir(parents=True)
+    for number, name in enumerate(["checkpoint", "chief/variables"], 1):
+        file = tmp_path / "backup" / name
+        file.write_text("")
+        os.utime(file, ns=(0, number * 10**9))
+        assert found._tell()[0] == number * 10**9
+
+
+def test_callbacks_of_a_class_are_found_in_whatever_fit_takes():
+    one = Backup("")
+
+    class Listed:
+        callbacks = [one]
+
+    for given, expected in [
+            (None, []), (one, [one]), ([one, 3], [one]), ((one,), [one]),
+            (Listed(), [one])]:
+        assert arguments.callbacks_of(given, Backup) == expected
