@@ -67,5 +67,5 @@ TEST(RowUsesTest, EachRowComesOnceWithAllItsUses) {
   EXPECT_EQ(PositionOfUse(uses[1]), 9u);
 }
 
-} // namespace
-} // namespace layoutmap
+}  // namespace
+}  // namespace layoutmap

@@ -31,42 +31,46 @@ struct OldLane {
 
 // A key without a row, by its place among those of its segment.
 struct Missing {
-  uint32_t first; // where it first occurs, among those without a row
-  uint32_t times; // of the first: how often it occurs
-  uint32_t place; // among all of the segment
+  uint32_t first;  // where it first occurs, among those without a row
+  uint32_t times;  // of the first: how often it occurs
+  uint32_t place;  // among all of the segment
 };
 
 // The keys of one segment, and what comes of them. All memory is allocated
 // before the workers begin: too little of it must be an error of the call.
 struct SegmentKeys {
-  Span<KeyPlace> places;   // of all keys, then of those without a row
-  Span<int64_t> rows;      // of all keys
-  Span<Missing> missing;   // as many as there are places
-  Span<uint32_t> slots;    // of FirstOccurrences
-  Span<RowUse> uses;       // as many as there are places
-  Span<RowUse> spare_uses; // the same
-  Span<NewKey> new_keys;   // as many as there are places
-  Span<OldLane> old_lanes; // empty, or two for each key
+  Span<KeyPlace> places;    // of all keys, then of those without a row
+  Span<int64_t> rows;       // of all keys
+  Span<Missing> missing;    // as many as there are places
+  Span<uint32_t> slots;     // of FirstOccurrences
+  Span<RowUse> uses;        // as many as there are places
+  Span<RowUse> spare_uses;  // the same
+  Span<NewKey> new_keys;    // as many as there are places
+  Span<OldLane> old_lanes;  // empty, or two for each key
   Span<uint8_t> sketch;
-  int64_t *seen = nullptr;
-  RowGroups *groups = nullptr;
+  int64_t* seen = nullptr;
+  RowGroups* groups = nullptr;
   RowGroups::Part part = {};
   int64_t first_row = 0;
   int64_t num_uses = 0;
   int64_t num_missing = 0;
   int64_t num_new_keys = 0;
   int64_t num_old_lanes = 0;
-  int64_t failed_at = std::numeric_limits<int64_t>::max(); // a position
+  int64_t failed_at = std::numeric_limits<int64_t>::max();  // a position
   VocabularyCounts counts;
 };
 
 // `Segment` is one of those of cc/core/vocabulary/segment_buckets.h.
-template <typename Segment> class AdmitSegment {
-public:
-  AdmitSegment(const BucketLayout &layout, const VocabularyPolicy &policy,
-               const VocabularyStep &step, const Segment &segment,
-               SegmentKeys *keys)
-      : layout_(layout), policy_(policy), step_(step), segment_(segment),
+template <typename Segment>
+class AdmitSegment {
+ public:
+  AdmitSegment(const BucketLayout& layout, const VocabularyPolicy& policy,
+               const VocabularyStep& step, const Segment& segment,
+               SegmentKeys* keys)
+      : layout_(layout),
+        policy_(policy),
+        step_(step),
+        segment_(segment),
         s_(*keys) {}
 
   // Counts the uses of keys that have a row, then looks for rows of the others,
@@ -84,12 +88,12 @@ public:
 
   void TakeBack() {
     for (int64_t i = s_.num_old_lanes - 1; i >= 0; --i) {
-      const OldLane &old = s_.old_lanes[i];
+      const OldLane& old = s_.old_lanes[i];
       SetLane(segment_.At(old.row), old.key, old.last_step, old.count);
     }
   }
 
-private:
+ private:
   // Of the segment.
   int64_t num_rows() const {
     return layout_.buckets_per_segment() * kKeysPerBucket;
@@ -100,7 +104,7 @@ private:
     // What is found is noted while it is in the first-level cache.
     constexpr int64_t kBlock = 64;
     const int64_t num_places = s_.places.size();
-    RowUse *uses = s_.uses.data();
+    RowUse* uses = s_.uses.data();
     int64_t num_uses = 0, num_missing = 0;
     for (int64_t begin = 0; begin < num_places; begin += kBlock) {
       const int64_t end = std::min(begin + kBlock, num_places);
@@ -125,8 +129,7 @@ private:
   }
 
   void InsertMissing() {
-    if (s_.num_missing == 0)
-      return;
+    if (s_.num_missing == 0) return;
     FirstOccurrences first_occurrences(
         {s_.slots.data(), FirstOccurrences::NumSlots(s_.num_missing)});
     const auto key_of = [&](uint32_t i) { return s_.places[i].key; };
@@ -143,15 +146,14 @@ private:
       if (i + kPlacesAhead < s_.num_missing) {
         segment_.Prefetch(s_.places[i + kPlacesAhead].bucket);
       }
-      const Missing &missing = s_.missing[i];
-      int64_t &row = s_.rows[missing.place];
+      const Missing& missing = s_.missing[i];
+      int64_t& row = s_.rows[missing.place];
       if (missing.first != i) {
         row = s_.rows[s_.missing[missing.first].place];
       } else if (!Insert(s_.places[i], missing)) {
         return;
       }
-      if (row == kNoRow)
-        continue;
+      if (row == kNoRow) continue;
       s_.uses[s_.num_uses++] =
           MakeRowUse(row - s_.first_row, s_.places[i].position);
     }
@@ -160,9 +162,9 @@ private:
 
   void WriteGroups() {
     const int64_t begin = s_.part.first;
-    uint32_t *const rows = s_.groups->rows.data() + begin;
-    uint32_t *const starts = s_.groups->starts.data() + begin;
-    uint32_t *const positions = s_.groups->positions.data() + begin;
+    uint32_t* const rows = s_.groups->rows.data() + begin;
+    uint32_t* const starts = s_.groups->starts.data() + begin;
+    uint32_t* const positions = s_.groups->positions.data() + begin;
     int64_t num_rows = 0;
     ForRowsOfUses(s_.uses.data(), s_.num_uses,
                   [&](int64_t row, int64_t first, int64_t) {
@@ -177,7 +179,7 @@ private:
   }
 
   // False if the step has to be refused.
-  bool Insert(const KeyPlace &place, const Missing &missing) {
+  bool Insert(const KeyPlace& place, const Missing& missing) {
     if (!IsAdmitted(place.key, missing.times)) {
       ++s_.counts.num_rejected;
       return true;
@@ -186,8 +188,7 @@ private:
         FreePlace(layout_, policy_, step_, segment_).Find(place.bucket);
     if (row == kNoRow) {
       ++s_.counts.num_full;
-      if (!policy_.fails_when_full)
-        return true;
+      if (!policy_.fails_when_full) return true;
       s_.failed_at = place.position;
       return false;
     }
@@ -210,21 +211,21 @@ private:
 
   bool IsAdmitted(int64_t key, int64_t times) {
     switch (policy_.admission) {
-    case Admission::kAll:
-      break;
-    case Admission::kCount:
-      return SegmentSketch(s_.sketch, s_.seen).Add(key, times) >=
-             policy_.min_count;
-    case Admission::kProbability:
-      return IsAdmittedByChance(policy_, key, step_.number);
+      case Admission::kAll:
+        break;
+      case Admission::kCount:
+        return SegmentSketch(s_.sketch, s_.seen).Add(key, times) >=
+               policy_.min_count;
+      case Admission::kProbability:
+        return IsAdmittedByChance(policy_, key, step_.number);
     }
     return true;
   }
 
   void CountUses(int64_t row, int64_t times) {
     const Lane lane = segment_.At(row);
-    int32_t &last_step = *lane.last_step;
-    int32_t &count = *lane.count;
+    int32_t& last_step = *lane.last_step;
+    int32_t& count = *lane.count;
     if (last_step != step_.number) {
       Remember(row, lane);
       count = DecayedCount(policy_, count, int64_t{step_.number} - last_step);
@@ -234,27 +235,26 @@ private:
         std::min<int64_t>(count + times, std::numeric_limits<int32_t>::max()));
   }
 
-  static void SetLane(const Lane &lane, int64_t key, int32_t last_step,
+  static void SetLane(const Lane& lane, int64_t key, int32_t last_step,
                       int32_t count) {
     *lane.key = key;
     *lane.last_step = last_step;
     *lane.count = count;
   }
 
-  void Remember(int64_t row, const Lane &lane) {
-    if (s_.old_lanes.empty())
-      return;
+  void Remember(int64_t row, const Lane& lane) {
+    if (s_.old_lanes.empty()) return;
     s_.old_lanes[s_.num_old_lanes++] = {row, *lane.key, *lane.last_step,
                                         *lane.count};
   }
 
-  const BucketLayout &layout_;
-  const VocabularyPolicy &policy_;
-  const VocabularyStep &step_;
-  const Segment &segment_;
-  SegmentKeys &s_;
+  const BucketLayout& layout_;
+  const VocabularyPolicy& policy_;
+  const VocabularyStep& step_;
+  const Segment& segment_;
+  SegmentKeys& s_;
 };
 
-} // namespace layoutmap
+}  // namespace layoutmap
 
-#endif // TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_SEGMENT_H_
+#endif  // TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_SEGMENT_H_
