@@ -15,6 +15,7 @@
 #include "cc/core/engine/step.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/ids/ragged_ids.h"
+#include "cc/core/ids/row_groups.h"
 #include "cc/core/keys/bucket_layout.h"
 
 namespace layoutmap {
@@ -109,12 +110,23 @@ TableKeys KeyBatches::KeysOf(int32_t table) const {
 }
 
 void KeyBatches::TakeRows(int32_t table, Span<const int64_t> rows,
-                          int64_t unknown_row, int32_t step) {
+                          int64_t unknown_row, int32_t step,
+                          std::shared_ptr<RowGroups> groups) {
+  if (groups != nullptr) {
+    ForFeaturesOf(table, [&](size_t, size_t) { ++groups->num_batches; });
+    if (groups->num_positions() == rows.size()) {
+      // All keys have a row.
+    } else if (unknown_row >= 0) {
+      groups->Add(rows, static_cast<uint32_t>(unknown_row));
+    } else {
+      groups->Renumber(rows);
+    }
+  }
   int64_t first = 0;
   ForFeaturesOf(table, [&](size_t r, size_t f) {
     const int64_t size = keys_[r][f].keys.size();
     (*batches_[r])[f].TakeRowsOfKeys({rows.data() + first, size}, unknown_row,
-                                     step);
+                                     step, groups);
     first += size;
   });
 }

@@ -17,6 +17,8 @@
 
 namespace layoutmap {
 
+struct RowGroups;
+
 // The keys of one table.
 struct TableKeys {
   TableKeys() = default;
@@ -45,9 +47,10 @@ class KeyBatches {
   TableKeys KeysOf(int32_t table) const;
 
   // The rows of these keys; `unknown_row` is that of keys without one, or
-  // negative if they are as zeros.
+  // negative if they are as zeros. `groups`, if there are any, are these rows
+  // without that one, by the number of the key.
   void TakeRows(int32_t table, Span<const int64_t> rows, int64_t unknown_row,
-                int32_t step);
+                int32_t step, std::shared_ptr<RowGroups> groups = nullptr);
 
   // By replica, once all open tables have their rows.
   std::vector<std::shared_ptr<const Batch>> Finish();

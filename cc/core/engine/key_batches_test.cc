@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,10 @@
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/keys/bucket_layout.h"
+#include "cc/core/keys/policy.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/tables/table_test.h"
+#include "cc/core/vocabulary/vocabulary_test.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {
@@ -104,6 +109,54 @@ TEST_F(KeyBatchesTest, KeysWithoutARowCountInTheMeanAndAreNotUpdated) {
   EXPECT_EQ(sequence.rows()[0], 7u);  // the row that unknown keys share
   EXPECT_EQ(sequence.rows()[1], 6u);
   EXPECT_EQ(sequence.vocabulary_step(), 9);
+}
+
+// Keys of two features and replicas, some without a row.
+TEST_F(KeyBatchesTest, StepsOfGroupsAreThoseOfTheSort) {
+  VocabularyPolicy policy;
+  policy.admission = Admission::kCount;
+  policy.min_count = 2;
+  config_.tables[0].partition =
+      MakePartition(Placement::kDiv, EvenOffsets(521, 2));
+  std::mt19937 random(4);
+  const auto draw = [&](int size) {
+    std::vector<int64_t> keys(size);
+    for (int64_t& key : keys) key = random() % 700;
+    return keys;
+  };
+  TestVocabulary one(512, policy);
+  for (int32_t step = 1; step <= 6; ++step) {
+    // One lookup alone, too, which has groups of its own.
+    std::vector<std::vector<std::vector<int64_t>>> ids = {
+        {draw(200), {1}, draw(300)}, {draw(90), {}, draw(step == 4 ? 0 : 9)}};
+    if (step % 2 == 0) ids.pop_back();
+    for (const int64_t unknown_row : {int64_t{kNoRow}, int64_t{520}}) {
+      KeyBatches grouped, sorted;
+      ASSERT_TRUE(Make(ids, &grouped).ok());
+      ASSERT_TRUE(Make(ids, &sorted).ok());
+      ASSERT_TRUE(
+          one.Admit(KeysOf(grouped, 0), {2 * step + (unknown_row > 0), 1, {}})
+              .ok());
+      grouped.TakeRows(0, one.rows, unknown_row, step, one.admitted.groups);
+      sorted.TakeRows(0, one.rows, unknown_row, step);
+      auto batches = grouped.Finish();
+      const auto expect_equal = [&](const auto& found, const auto& other) {
+        const TableStep step = PrepareTable(config_, 0, found);
+        const TableStep expected = PrepareTable(config_, 0, other);
+        EXPECT_EQ(step.rows, expected.rows);
+        EXPECT_EQ(step.splits, expected.splits);
+        EXPECT_EQ(step.gradient_of, expected.gradient_of);
+        EXPECT_EQ(step.gains, expected.gains);
+      };
+      ASSERT_FALSE(PrepareTable(config_, 0, batches).rows.empty());
+      expect_equal(batches, sorted.Finish());
+      // Gradients of one lookup that came twice.
+      auto twice = sorted.Finish();
+      batches.push_back(batches[0]);
+      twice.push_back(twice[0]);
+      expect_equal(batches, twice);
+    }
+  }
 }
 
 TEST_F(KeyBatchesTest, BadBatchesAreRefusedByName) {

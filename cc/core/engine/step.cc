@@ -14,6 +14,7 @@
 #include "cc/core/base/views.h"
 #include "cc/core/engine/engine_config.h"
 #include "cc/core/ids/ragged_ids.h"
+#include "cc/core/ids/row_groups.h"
 #include "cc/core/rows/unique_rows.h"
 
 namespace layoutmap {
@@ -74,6 +75,66 @@ std::vector<T> Permute(const std::vector<T>& values,
   return permuted;
 }
 
+// What a vocabulary has found of just these batches, or null.
+const RowGroups* GroupsOf(const std::vector<const RaggedIds*>& segments) {
+  if (segments.empty()) return nullptr;
+  const RowGroups* groups = segments[0]->groups().get();
+  if (groups == nullptr || groups->num_batches != segments.size()) {
+    return nullptr;
+  }
+  for (const RaggedIds* ids : segments) {
+    if (ids->groups().get() != groups) return nullptr;
+  }
+  return groups;
+}
+
+// What `PrepareTable` makes of unique rows, from groups of them.
+TableStep StepOfGroups(const RowGroups& groups,
+                       const std::vector<uint32_t>& output_of,
+                       const std::vector<float>& gains,
+                       const ParallelFor& parallel_for) {
+  const int64_t num_parts = static_cast<int64_t>(groups.parts.size());
+  // What comes before each part.
+  std::vector<int64_t> first_row(num_parts), first_position(num_parts);
+  int64_t num_rows = 0, num_positions = 0;
+  for (int64_t p = 0; p < num_parts; ++p) {
+    first_row[p] = num_rows;
+    first_position[p] = num_positions;
+    num_rows += groups.parts[p].num_rows;
+    num_positions += groups.parts[p].num_positions;
+  }
+  TableStep step;
+  step.rows.resize(num_rows);
+  step.splits.resize(num_rows + 1);
+  step.gradient_of.resize(num_positions);
+  step.gains.resize(gains.empty() ? 0 : num_positions);
+  const uint32_t* number_of =
+      groups.number_of.empty() ? nullptr : groups.number_of.data();
+  const auto write_part = [&](int64_t p) {
+    const RowGroups::Part& part = groups.parts[p];
+    const uint32_t* const rows = groups.rows.data() + part.first;
+    const uint32_t* const starts = groups.starts.data() + part.first;
+    const uint32_t* const positions = groups.positions.data() + part.first;
+    std::copy_n(rows, part.num_rows, step.rows.data() + first_row[p]);
+    int64_t* const splits = step.splits.data() + first_row[p];
+    for (int64_t u = 0; u < part.num_rows; ++u) {
+      splits[u] = first_position[p] + starts[u];
+    }
+    for (int64_t k = 0; k < part.num_positions; ++k) {
+      const uint32_t position =
+          number_of == nullptr ? positions[k] : number_of[positions[k]];
+      step.gradient_of[first_position[p] + k] = output_of[position];
+      if (!gains.empty()) step.gains[first_position[p] + k] = gains[position];
+    }
+  };
+  const int64_t cost = 1 + 3 * num_positions / std::max<int64_t>(num_parts, 1);
+  parallel_for(num_parts, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) write_part(p);
+  });
+  step.splits[num_rows] = num_positions;
+  return step;
+}
+
 }  // namespace
 
 void BatchesInUse::Add(const std::shared_ptr<const Batch>& batch) {
@@ -91,13 +152,20 @@ void BatchesInUse::Visit(const std::function<void(const Batch&)>& visit) const {
 
 TableStep PrepareTable(const EngineConfig& config, int32_t table,
                        const std::vector<std::shared_ptr<const Batch>>& batches,
-                       std::vector<uint32_t>* positions) {
+                       std::vector<uint32_t>* positions,
+                       const ParallelFor& parallel_for) {
   std::vector<const RaggedIds*> segments;
   std::vector<Span<const uint32_t>> rows;
   ForSegments(config, table, batches.size(), [&](size_t f, size_t replica) {
     segments.push_back(&(*batches[replica])[f]);
     rows.push_back(segments.back()->rows());
   });
+  const RowGroups* groups = positions == nullptr ? GroupsOf(segments) : nullptr;
+  if (groups != nullptr) {
+    const size_t size = groups->num_positions();
+    return StepOfGroups(*groups, OutputRows(segments, size),
+                        Gains(segments, size), parallel_for);
+  }
   UniqueRows unique =
       FindUniqueRows(rows, config.tables[table].partition.num_rows());
   const size_t num_positions = unique.positions.size();
@@ -120,7 +188,8 @@ void PrepareTables(const EngineConfig& config,
   tables->resize(num_tables);
   parallel_for(num_tables, 1000000, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      (*tables)[t] = PrepareTable(config, static_cast<int32_t>(t), batches);
+      (*tables)[t] = PrepareTable(config, static_cast<int32_t>(t), batches,
+                                  nullptr, parallel_for);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
 #include "cc/core/ids/combiner.h"
+#include "cc/core/ids/row_groups.h"
 
 namespace layoutmap {
 namespace {
@@ -358,8 +360,10 @@ Status RaggedIds::MakeOfKeys(const FeatureSpec& spec,
 }
 
 void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
-                               int32_t step) {
+                               int32_t step,
+                               std::shared_ptr<const RowGroups> groups) {
   vocabulary_step_ = step;
+  groups_ = std::move(groups);
   // The loop for keys that all have a row has no branch.
   bool all_known = true;
   for (int64_t i = 0; i < rows.size(); ++i) {

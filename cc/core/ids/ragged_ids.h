@@ -4,6 +4,7 @@
 #define TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "cc/core/ids/combiner.h"
 
 namespace layoutmap {
+
+struct RowGroups;
 
 // What becomes of an id that is not a row of its table.
 enum class OutOfRange {
@@ -98,10 +101,13 @@ class RaggedIds {
   // Of ids that are keys: puts rows[i] in the place of `rows()[i]`. Where it is
   // negative the id gets `unknown_row`; if that is negative, too, it goes with
   // its gain, and its position of a sequence stays empty. `step` is the
-  // vocabulary's step that used them, 0 if none did.
+  // vocabulary's step that used them, 0 if none did; `groups`, if there are
+  // any, are those of all batches of the table in that step.
   void TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
-                      int32_t step);
+                      int32_t step,
+                      std::shared_ptr<const RowGroups> groups = nullptr);
   int32_t vocabulary_step() const { return vocabulary_step_; }
+  const std::shared_ptr<const RowGroups>& groups() const { return groups_; }
 
  private:
   // The samples, positions and gains of `rows_`, one for each id so far.
@@ -115,6 +121,7 @@ class RaggedIds {
   std::vector<float> gains_;
   IdCounts counts_;
   int32_t vocabulary_step_ = 0;
+  std::shared_ptr<const RowGroups> groups_;
 };
 
 }  // namespace layoutmap

@@ -12,9 +12,11 @@ namespace LM_ISA {
 namespace {
 
 constexpr int64_t kLanes = 8;
+// `BucketLayout::kMaxProbes`.
+constexpr int64_t kMaxProbes = 4;
 constexpr int64_t kEmpty = INT64_MIN;
 // So many keys' lines are asked for before the first is looked at.
-constexpr int64_t kBlock = 16;
+constexpr int64_t kAhead = 32;
 
 // `MixBits` of cc/core/keys/bucket_layout.h.
 inline uint64_t Mix(uint64_t x) {
@@ -63,18 +65,22 @@ inline int64_t Next(const BucketRange& range, int64_t bucket) {
   return bucket + 1 < range.size ? bucket + 1 : 0;
 }
 
+// Whether the buckets of a search are the usual number and do not wrap around.
+inline bool IsInOnePiece(const BucketRange& range, int64_t bucket) {
+  return range.num_probes == kMaxProbes && bucket + kMaxProbes <= range.size;
+}
+
 int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
              int64_t num_after, int64_t* rows) {
   int64_t num_probes = 0;
   const auto prefetch = [&](int64_t i) {
-    const int64_t lane = (places[i].bucket - range.first) * kLanes;
-    __builtin_prefetch(range.keys + lane);
-    __builtin_prefetch(range.last_step + lane, /*write=*/1);
-    __builtin_prefetch(range.count + lane, /*write=*/1);
+    // Into the second-level cache: the first waits for a free line for each.
+    __builtin_prefetch(range.keys + (places[i].bucket - range.first) * kLanes,
+                       /*write=*/0, /*locality=*/2);
   };
-  for (int64_t i = 0; i < size && i < kBlock; ++i) prefetch(i);
+  for (int64_t i = 0; i < size && i < kAhead; ++i) prefetch(i);
   for (int64_t i = 0; i < size; ++i) {
-    if (i + kBlock < size + num_after) prefetch(i + kBlock);
+    if (i + kAhead < size + num_after) prefetch(i + kAhead);
     int64_t bucket = places[i].bucket - range.first;
     int64_t row = -1;
     for (int64_t p = 0; p < range.num_probes; ++p) {
@@ -94,6 +100,15 @@ int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
 
 int64_t FindFree(const BucketRange& range, int64_t first) {
   int64_t bucket = first - range.first;
+  if (IsInOnePiece(range, bucket)) {
+    // All are compared: which bucket has a free lane is hard to foretell.
+    const int64_t* keys = range.keys + bucket * kLanes;
+    unsigned found = 0;
+    for (int64_t p = 0; p < kMaxProbes; ++p) {
+      found |= LanesWith(keys + p * kLanes, kEmpty) << (p * kLanes);
+    }
+    return found == 0 ? -1 : first * kLanes + __builtin_ctz(found);
+  }
   for (int64_t p = 0; p < range.num_probes; ++p) {
     const unsigned found = LanesWith(range.keys + bucket * kLanes, kEmpty);
     if (found != 0) {
@@ -104,8 +119,38 @@ int64_t FindFree(const BucketRange& range, int64_t first) {
   return -1;
 }
 
+// The lowest of the steps of four buckets; one bit in `lanes` for each that has
+// it.
+inline int32_t LowestStep(const int32_t* steps, unsigned* lanes) {
+  int32_t lowest = steps[0];
+  for (int64_t i = 1; i < kMaxProbes * kLanes; ++i) {
+    lowest = steps[i] < lowest ? steps[i] : lowest;
+  }
+  unsigned found = 0;
+#if defined(__AVX512F__)
+  const __m512i all = _mm512_set1_epi32(lowest);
+  for (int i = 0; i < kMaxProbes * kLanes; i += 16) {
+    const __mmask16 equal =
+        _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(steps + i), all);
+    found |= static_cast<unsigned>(equal) << i;
+  }
+#else
+  for (int i = 0; i < kMaxProbes * kLanes; ++i) {
+    found |= static_cast<unsigned>(steps[i] == lowest) << i;
+  }
+#endif
+  *lanes = found;
+  return lowest;
+}
+
 int64_t FindLeastRecent(const BucketRange& range, int64_t first, int32_t step) {
   int64_t bucket = first - range.first;
+  if (IsInOnePiece(range, bucket)) {
+    unsigned lanes;
+    const int32_t lowest =
+        LowestStep(range.last_step + bucket * kLanes, &lanes);
+    return lowest < step ? first * kLanes + __builtin_ctz(lanes) : -1;
+  }
   int64_t found = -1;
   int32_t oldest = step;
   for (int64_t p = 0; p < range.num_probes; ++p) {

@@ -12,9 +12,11 @@
 #include "cc/core/base/raw_array.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/ids/row_groups.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/keys_by_segment.h"
 #include "cc/core/keys/policy.h"
+#include "cc/core/keys/row_uses.h"
 #include "cc/core/keys/sketch.h"
 #include "cc/core/keys/vocabulary_state.h"
 #include "cc/core/simd/key_kernels.h"
@@ -95,6 +97,8 @@ class Admitting {
     }
     rows_ = RawArray<int64_t>(num_keys);
     missing_ = RawArray<Missing>(num_keys);
+    uses_ = RawArray<RowUse>(2 * num_keys);
+    groups_ = std::make_shared<RowGroups>(num_keys);
     new_keys_ = std::make_shared<RawArray<NewKey>>(num_keys);
     const bool has_sketch = policy_.admission == Admission::kCount;
     const int64_t num_cells = 2 * SegmentSketch::NumCells(layout_);
@@ -106,6 +110,12 @@ class Admitting {
       segment.places = {dealt_.places.data() + begin, size};
       segment.rows = {rows_.data() + begin, size};
       segment.missing = {missing_.data() + begin, size};
+      segment.uses = {uses_.data() + 2 * begin, size};
+      segment.spare_uses = {uses_.data() + 2 * begin + size, size};
+      segment.groups = groups_.get();
+      segment.part = {begin, 0, 0};
+      segment.first_row = static_cast<int64_t>(s) *
+                          layout_.buckets_per_segment() * kKeysPerBucket;
       segment.new_keys = {new_keys_->data() + begin, size};
       first_slots.push_back(first_slots[s] + FirstOccurrences::NumSlots(size));
       if (keeps_old) {
@@ -146,7 +156,9 @@ class Admitting {
     // Those of each segment move down to those of the one before.
     NewKey* end = new_keys_->data();
     VocabularyCounts& total = admitted->counts;
+    groups_->parts.reserve(segments_.size());
     for (const SegmentKeys& segment : segments_) {
+      groups_->parts.push_back(segment.part);
       const NewKey* first = segment.new_keys.data();
       if (first == end) {
         end += segment.num_new_keys;
@@ -164,6 +176,7 @@ class Admitting {
     }
     admitted->new_keys = {new_keys_->data(), end - new_keys_->data()};
     admitted->new_keys_memory = new_keys_;
+    admitted->groups = groups_;
   }
 
   const BucketLayout& layout_;
@@ -179,6 +192,8 @@ class Admitting {
   // By place, those of each segment together.
   RawArray<int64_t> rows_;
   RawArray<Missing> missing_;
+  RawArray<RowUse> uses_;
+  std::shared_ptr<RowGroups> groups_;
   std::shared_ptr<RawArray<NewKey>> new_keys_;
   RawArray<uint32_t> slots_;
   RawArray<OldLane> old_lanes_;

@@ -18,6 +18,8 @@
 
 namespace layoutmap {
 
+struct RowGroups;
+
 // The step, and which rows others still work on. Each row knows the last step
 // that used it, so that a step in flight pins its rows by its number alone.
 struct VocabularyStep {
@@ -54,6 +56,8 @@ struct AdmittedKeys {
       new_keys;  // by segment, in the order of their rows' giving
   std::shared_ptr<const void> new_keys_memory;
   VocabularyCounts counts;
+  // The rows of all keys that have one; a part for each segment.
+  std::shared_ptr<RowGroups> groups;
   // Makes the state what it was before, where the step `keeps_old`: another
   // vocabulary of the same step was refused. The arguments of `AdmitKeys` must
   // still be there.

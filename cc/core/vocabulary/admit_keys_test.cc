@@ -7,6 +7,7 @@
 
 #include "cc/core/base/parallel_for_test.h"
 #include "cc/core/base/status.h"
+#include "cc/core/ids/row_groups.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/policy.h"
 #include "cc/core/simd/row_kernels.h"
@@ -64,6 +65,32 @@ TEST(BucketLayoutTest, SegmentsDivideTheBuckets) {
   EXPECT_FALSE(BucketLayout::Make(257, &layout).ok());
 }
 
+// The groups are the rows that all keys have been given.
+void ExpectGroupsOfRows(const TestVocabulary& one) {
+  const RowGroups& groups = *one.admitted.groups;
+  std::vector<int64_t> seen(one.rows.size(), kNoRow);
+  int64_t last_row = -1;
+  for (const RowGroups::Part& part : groups.parts) {
+    for (int64_t u = 0; u < part.num_rows; ++u) {
+      const int64_t row = groups.rows[part.first + u];
+      EXPECT_GT(row, last_row);
+      last_row = row;
+      const int64_t end = u + 1 < part.num_rows
+                              ? groups.starts[part.first + u + 1]
+                              : part.num_positions;
+      int64_t last_position = -1;
+      for (int64_t k = groups.starts[part.first + u]; k < end; ++k) {
+        const int64_t position = groups.positions[part.first + k];
+        EXPECT_GT(position, last_position);
+        last_position = position;
+        seen[position] = row;
+      }
+      EXPECT_NE(last_position, -1);
+    }
+  }
+  EXPECT_EQ(seen, one.rows);
+}
+
 TEST(AdmitKeysTest, TheSameBitsForAnyThreadsShardsAndInstructions) {
   for (Admission admission :
        {Admission::kAll, Admission::kCount, Admission::kProbability}) {
@@ -86,6 +113,7 @@ TEST(AdmitKeysTest, TheSameBitsForAnyThreadsShardsAndInstructions) {
             const Status status = one.Admit(FrequentKeys(9000, step), now,
                                             UnevenFor(num_threads), level);
             ASSERT_TRUE(status.ok()) << status.message();
+            ExpectGroupsOfRows(one);
             found.push_back(one.rows);
             std::vector<int64_t> new_keys;
             for (const NewKey& key : one.admitted.new_keys) {

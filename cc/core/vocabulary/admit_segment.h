@@ -8,12 +8,15 @@
 #include <limits>
 
 #include "cc/core/base/views.h"
+#include "cc/core/ids/row_groups.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/keys_by_segment.h"
 #include "cc/core/keys/policy.h"
+#include "cc/core/keys/row_uses.h"
 #include "cc/core/keys/sketch.h"
 #include "cc/core/simd/key_kernels.h"
 #include "cc/core/vocabulary/admit_keys.h"
+#include "cc/core/vocabulary/free_place.h"
 #include "cc/core/vocabulary/segment_buckets.h"
 
 namespace layoutmap {
@@ -40,10 +43,16 @@ struct SegmentKeys {
   Span<int64_t> rows;       // of all keys
   Span<Missing> missing;    // as many as there are places
   Span<uint32_t> slots;     // of FirstOccurrences
+  Span<RowUse> uses;        // as many as there are places
+  Span<RowUse> spare_uses;  // the same
   Span<NewKey> new_keys;    // as many as there are places
   Span<OldLane> old_lanes;  // empty, or two for each key
   Span<uint8_t> sketch;
   int64_t* seen = nullptr;
+  RowGroups* groups = nullptr;
+  RowGroups::Part part = {};
+  int64_t first_row = 0;
+  int64_t num_uses = 0;
   int64_t num_missing = 0;
   int64_t num_new_keys = 0;
   int64_t num_old_lanes = 0;
@@ -67,8 +76,14 @@ class AdmitSegment {
   // Counts the uses of keys that have a row, then looks for rows of the others,
   // while what was read of the segment is in the processor's cache.
   void Run() {
-    CountKnown();
+    FindKnown();
+    SortUses(num_rows(), s_.num_uses, &s_.uses, &s_.spare_uses);
+    ForRowsOfUses(s_.uses.data(), s_.num_uses,
+                  [&](int64_t row, int64_t first, int64_t last) {
+                    CountUses(s_.first_row + row, last - first);
+                  });
     InsertMissing();
+    WriteGroups();
   }
 
   void TakeBack() {
@@ -79,29 +94,38 @@ class AdmitSegment {
   }
 
  private:
+  // Of the segment.
+  int64_t num_rows() const {
+    return layout_.buckets_per_segment() * kKeysPerBucket;
+  }
+
   // Keeps the places of keys without a row.
-  void CountKnown() {
-    // What is found is counted while its lines are in the first-level cache.
-    constexpr int64_t kBlock = 32;
+  void FindKnown() {
+    // What is found is noted while it is in the first-level cache.
+    constexpr int64_t kBlock = 64;
     const int64_t num_places = s_.places.size();
-    int64_t num_missing = 0;
+    RowUse* uses = s_.uses.data();
+    int64_t num_uses = 0, num_missing = 0;
     for (int64_t begin = 0; begin < num_places; begin += kBlock) {
       const int64_t end = std::min(begin + kBlock, num_places);
       s_.counts.num_probes +=
           segment_.Find(s_.places.data() + begin, end - begin, num_places - end,
                         s_.rows.data() + begin);
       for (int64_t i = begin; i < end; ++i) {
-        if (s_.rows[i] != kNoRow) {
-          CountUse(s_.rows[i]);
+        const int64_t row = s_.rows[i];
+        if (row != kNoRow) {
+          uses[num_uses++] =
+              MakeRowUse(row - s_.first_row, s_.places[i].position);
           continue;
         }
         s_.places[num_missing] = s_.places[i];
         s_.missing[num_missing++] = {0, 0, static_cast<uint32_t>(i)};
       }
     }
+    s_.num_uses = num_uses;
     s_.num_missing = num_missing;
     s_.counts.num_lookups = num_places;
-    s_.counts.num_known = num_places - num_missing;
+    s_.counts.num_known = num_uses;
   }
 
   void InsertMissing() {
@@ -116,18 +140,42 @@ class AdmitSegment {
       s_.missing[i].first = first;
       ++s_.missing[first].times;
     }
+    const int64_t num_known = s_.num_uses;
     constexpr int64_t kPlacesAhead = 8;
     for (int64_t i = 0; i < s_.num_missing; ++i) {
       if (i + kPlacesAhead < s_.num_missing) {
         segment_.Prefetch(s_.places[i + kPlacesAhead].bucket);
       }
       const Missing& missing = s_.missing[i];
+      int64_t& row = s_.rows[missing.place];
       if (missing.first != i) {
-        s_.rows[missing.place] = s_.rows[s_.missing[missing.first].place];
+        row = s_.rows[s_.missing[missing.first].place];
       } else if (!Insert(s_.places[i], missing)) {
         return;
       }
+      if (row == kNoRow) continue;
+      s_.uses[s_.num_uses++] =
+          MakeRowUse(row - s_.first_row, s_.places[i].position);
     }
+    SortAddedUses(num_rows(), num_known, s_.num_uses, &s_.uses, &s_.spare_uses);
+  }
+
+  void WriteGroups() {
+    const int64_t begin = s_.part.first;
+    uint32_t* const rows = s_.groups->rows.data() + begin;
+    uint32_t* const starts = s_.groups->starts.data() + begin;
+    uint32_t* const positions = s_.groups->positions.data() + begin;
+    int64_t num_rows = 0;
+    ForRowsOfUses(s_.uses.data(), s_.num_uses,
+                  [&](int64_t row, int64_t first, int64_t) {
+                    rows[num_rows] = static_cast<uint32_t>(s_.first_row + row);
+                    starts[num_rows++] = static_cast<uint32_t>(first);
+                  });
+    for (int64_t i = 0; i < s_.num_uses; ++i) {
+      positions[i] = PositionOfUse(s_.uses[i]);
+    }
+    s_.part.num_rows = num_rows;
+    s_.part.num_positions = s_.num_uses;
   }
 
   // False if the step has to be refused.
@@ -136,7 +184,8 @@ class AdmitSegment {
       ++s_.counts.num_rejected;
       return true;
     }
-    const int64_t row = FindPlace(place.bucket);
+    const int64_t row =
+        FreePlace(layout_, policy_, step_, segment_).Find(place.bucket);
     if (row == kNoRow) {
       ++s_.counts.num_full;
       if (!policy_.fails_when_full) return true;
@@ -173,57 +222,7 @@ class AdmitSegment {
     return true;
   }
 
-  // The row that a new key gets, or kNoRow.
-  int64_t FindPlace(int64_t bucket) const {
-    const int64_t free = segment_.FindFree(bucket);
-    if (free != kNoRow) return free;
-    // Of keys that all may go but for their last step. Those that have expired
-    // are the least recent ones anyway.
-    if (policy_.eviction == Eviction::kLru && step_.pinned_rows.empty()) {
-      return segment_.FindLeastRecent(bucket, step_.oldest_in_flight);
-    }
-    return FindLowestScore(bucket);
-  }
-
-  int64_t FindLowestScore(int64_t bucket) const {
-    int64_t found = kNoRow;
-    bool found_is_expired = false;
-    int32_t found_score = 0;
-    for (int64_t p = 0; p < layout_.num_probes(); ++p) {
-      const int64_t first_row = bucket * kKeysPerBucket;
-      const Lane first = segment_.At(first_row);
-      for (int lane = 0; lane < kKeysPerBucket; ++lane) {
-        const int64_t row = first_row + lane;
-        const int32_t last_step = first.last_step[lane];
-        const bool is_expired = IsExpired(policy_, last_step, step_.number);
-        if (!is_expired && policy_.eviction == Eviction::kNone) continue;
-        if (IsInUse(row, last_step)) continue;
-        // Among expired keys the one that expired first.
-        const int32_t score =
-            is_expired
-                ? last_step
-                : ScoreOf(policy_, last_step, first.count[lane], step_.number);
-        const bool is_better =
-            found == kNoRow || is_expired > found_is_expired ||
-            (is_expired == found_is_expired &&
-             (score < found_score || (score == found_score && row < found)));
-        if (!is_better) continue;
-        found = row;
-        found_is_expired = is_expired;
-        found_score = score;
-      }
-      bucket = layout_.Next(bucket);
-    }
-    return found;
-  }
-
-  bool IsInUse(int64_t row, int32_t last_step) const {
-    return last_step >= step_.oldest_in_flight ||
-           std::binary_search(step_.pinned_rows.begin(),
-                              step_.pinned_rows.end(), row);
-  }
-
-  void CountUse(int64_t row) {
+  void CountUses(int64_t row, int64_t times) {
     const Lane lane = segment_.At(row);
     int32_t& last_step = *lane.last_step;
     int32_t& count = *lane.count;
@@ -232,7 +231,8 @@ class AdmitSegment {
       count = DecayedCount(policy_, count, int64_t{step_.number} - last_step);
       last_step = step_.number;
     }
-    if (count < std::numeric_limits<int32_t>::max()) ++count;
+    count = static_cast<int32_t>(
+        std::min<int64_t>(count + times, std::numeric_limits<int32_t>::max()));
   }
 
   static void SetLane(const Lane& lane, int64_t key, int32_t last_step,

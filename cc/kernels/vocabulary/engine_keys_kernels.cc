@@ -303,7 +303,7 @@ class KeysOp : public Kernel {
       resource.changed().Note(specs_[i].table, Span<int64_t>(table.rows));
       batches->TakeRows(specs_[i].table, Span<int64_t>(table.rows),
                         UnknownRow(specs_[i], table.vocabulary.layout()),
-                        table.step.number);
+                        table.step.number, table.admitted.groups);
     }
     return absl::OkStatus();
   }

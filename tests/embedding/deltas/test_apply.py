@@ -54,7 +54,7 @@ def cut_meta(directory, _):
 
 def other_format(directory, _):
     file = directory / "00000001" / "meta.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    file.write_text(file.read_text().replace('"format": 1', '"format": 3'))
 
 
 def lose_meta(directory, _):
@@ -94,7 +94,7 @@ def foreign_delta(directory, other):
     (alter, "00000002/delta.data.*the checksum.*it was altered"),
     (alter_meta, "00000003/meta.json.*altered, its seal is of another"),
     (cut_meta, "00000001/meta.json.*a file that was cut or altered"),
-    (other_format, "must be of format 1.*Received: format 2"),
+    (other_format, "must be of format 1 or 2.*Received: format 3"),
     (lose_meta, "00000003' must hold 'meta.json'. Received: .*No such file"),
     (lose_data, "Delta 3 must have the file .*delta.data.*Received: none"),
     (gap, "without a gap. Received: delta 3 after 1"),

@@ -57,12 +57,12 @@ def _tensors(
     tables = {}
     if deltas:
         meta = deltas[0].meta
-        tables = {
-            meta.prefix + restore_checks.key_of(
-                base_file.ATTRIBUTE, table, name): (table, name)
-            for table, of_table in meta.tables.items()
-            for name in of_table["variables"]}
+        for table, of_table in meta.tables.items():
+            prefix, saved_as = meta.in_base(table)
+            for name in of_table["variables"]:
+                tables[prefix + restore_checks.key_of(
+                    base_file.ATTRIBUTE, saved_as, name)] = table, name
     for key in sorted(reader.get_variable_to_shape_map()):
         yield key, (
-            base_file.read(reader, deltas[0].meta.prefix, deltas, *tables[key])
+            base_file.read(reader, key, deltas, *tables[key])
             if key in tables else base_file.read_tensor(reader, key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,16 +37,20 @@ def reader_of(base: str) -> Any:
             f"TensorFlow. Received: base={base!r} ({error}).") from None
 
 
-def find_prefix(base: str, variables: Mapping[str, Mapping[str, Any]]) -> str:
+def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     """Returns what the names of an embedding's tensors begin with.
 
     Args:
       base: Prefix of the checkpoint.
-      variables: Those of the embedding, by table and name.
+      embedding: The `tlm.TPUEmbedding`.
+      root: The object that was saved. None: the tables are looked for by their
+        names and shapes alone.
 
     Raises:
-      ValueError: If it does not hold these tables, or several times.
+      ValueError: If it does not hold these tables, or several times, and
+        without a `root` that says which they are.
     """
+    variables: Mapping[str, Mapping[str, Any]] = embedding._variables
     shapes = reader_of(base).get_variable_to_shape_map()
     wanted = {
         restore_checks.key_of(ATTRIBUTE, table, name): list(variable.shape)
@@ -57,33 +62,49 @@ def find_prefix(base: str, variables: Mapping[str, Mapping[str, Any]]) -> str:
                 and key.removesuffix(first)[-1:] in ("", "/")]
     fitting = [prefix for prefix in prefixes if all(
         shapes.get(prefix + key) == shape for key, shape in wanted.items())]
-    if len(fitting) == 1:
-        return fitting[0]
-    problem = "several times" if fitting else (
-        "not as they are now" if prefixes else "not")
+    below = fitting if root is None else [
+        prefix for prefix in fitting if _object_at(root, prefix) is embedding]
+    if len(below) == 1:
+        return below[0]
+    problem = (
+        "several times; argument `root`, the object that was saved, says which "
+        "they are" if below else "below another object than `root`" if fitting
+        else "not as they are now" if prefixes else "not")
     raise ValueError(
         "Argument `base` must be a checkpoint that holds the embedding, once. "
         f"Received: base={base!r}, where tables {sorted(variables)} are "
         f"{problem}.")
 
 
+def _object_at(root: Any, prefix: str) -> Any:
+    """Returns the object whose tensors a checkpoint of `root` names so."""
+    found = root
+    for name in prefix.removesuffix("/").split("/") if prefix else ():
+        # As TensorFlow has written the name of an attribute.
+        local_name = re.sub(
+            r"\.[.S]", lambda one: "." if one[0] == ".." else "/", name)
+        found = tf.train.TrackableView(found).children(found).get(local_name)
+        if found is None:
+            return None
+    return found
+
+
 def read(
-    base: Any, prefix: str, deltas: Sequence[Delta], table: str, name: str,
+    base: Any, key: str, deltas: Sequence[Delta], table: str, name: str,
 ) -> Array:
     """Returns a variable as it is after deltas.
 
     Args:
       base: What `reader_of` returned.
-      prefix: What `find_prefix` returned.
+      key: Name of its tensor there.
       deltas: Those that follow, in their order.
-      table: Name of its table.
+      table: What its table is called in them.
       name: Its own name.
 
     Raises:
       ValueError: If it cannot be read.
     """
-    value = np.array(read_tensor(
-        base, prefix + restore_checks.key_of(ATTRIBUTE, table, name)))
+    value = np.array(read_tensor(base, key))
     for delta in deltas:
         value = _written(
             value, tf.train.load_checkpoint(delta.tensors), table, name)

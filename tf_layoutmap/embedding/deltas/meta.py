@@ -10,7 +10,8 @@ import hashlib
 import json
 from typing import Any
 
-FORMAT = 1
+# 2 where tables of several embeddings are, each with a prefix of its own.
+FORMATS = (1, 2)
 FILE = "meta.json"
 
 
@@ -21,10 +22,12 @@ class Meta:
     Attributes:
       sequence: Its number; those of a base count from 1.
       base: Fingerprint of the checkpoint that the first one follows.
-      prefix: What the names of the tables' tensors begin with there.
+      prefix: What the names of the tables' tensors begin with there; empty
+        where those of several embeddings are.
       previous: Seal of the delta before; empty of the first.
       tables: By name: `num_rows` that changed, the names of `variables`, and
         of an open vocabulary `from_step` and `to_step`, its training steps.
+        Of one of several embeddings also its `table` and `prefix` in the base.
       files: By name: `num_bytes` and `sha256`.
     """
 
@@ -40,9 +43,19 @@ class Meta:
         """A checksum of all of it."""
         return _seal(dataclasses.asdict(self))
 
+    def in_base(self, table: str) -> tuple[str, str]:
+        """Returns prefix and name of a table in the base.
+
+        Args:
+          table: What it is called here.
+        """
+        found = self.tables[table]
+        return found.get("prefix", self.prefix), found.get("table", table)
+
     def to_json(self) -> str:
         """Returns the contents of the file."""
-        found = {"format": FORMAT, **dataclasses.asdict(self)}
+        is_of_several = any("prefix" in one for one in self.tables.values())
+        found = {"format": FORMATS[is_of_several], **dataclasses.asdict(self)}
         return json.dumps({**found, "seal": self.seal}, indent=1) + "\n"
 
 
@@ -63,10 +76,10 @@ def from_json(text: str, where: str) -> Meta:
         raise ValueError(
             f"{where!r} must be what tlm.DeltaWriter has written. Received: "
             "a file that was cut or altered.") from None
-    if version != FORMAT:
+    if version not in FORMATS:
         raise ValueError(
-            f"{where!r} must be of format {FORMAT}, which this version reads. "
-            f"Received: format {version!r}.")
+            f"{where!r} must be of format {FORMATS[0]} or {FORMATS[1]}, which "
+            f"this version reads. Received: format {version!r}.")
     if seal != _seal(found):
         raise ValueError(
             f"{where!r} must be what tlm.DeltaWriter has written. Received: "

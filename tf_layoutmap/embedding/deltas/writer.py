@@ -6,16 +6,14 @@ import glob
 import os
 from collections.abc import Mapping
 from concurrent import futures
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks
-from tf_layoutmap.embedding.api.backend import EngineBackend, EngineChanges
-from tf_layoutmap.embedding.api.table_access import TableAccess
+from tf_layoutmap.embedding.api import restore_checks
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import chain, compare, files
+from tf_layoutmap.embedding.deltas import chain, compare, files, watched
 from tf_layoutmap.embedding.deltas.chain import Delta
 from tf_layoutmap.embedding.deltas.meta import Meta
 from tf_layoutmap.vocabulary import state
@@ -60,37 +58,37 @@ class DeltaWriter:
     """
 
     def __init__(self, embedding: Any, directory: str | os.PathLike[str], *,
-                 base: str | os.PathLike[str]):
+                 base: str | os.PathLike[str], root: Any = None):
         """Compares the tables with the base and the deltas that there are.
 
         What differs is written with the next delta. One variable at a time is
         held twice in memory. On a local file system.
 
         Args:
-          embedding: A `tlm.TPUEmbedding` that is built, or a
-            `tlm.layers.TPUEmbedding`.
+          embedding: A `tlm.TPUEmbedding` that is built, a
+            `tlm.layers.TPUEmbedding`, a `tlm.layers.ShardedEmbedding` with an
+            open vocabulary, or several of them in a list, whose changes are
+            then in the same deltas. Each is copied at one moment of its own.
           directory: Of the deltas; it is made if it is not there.
           base: Prefix of a checkpoint that holds the embedding.
+          root: The object that was saved as `base`, such as the
+            `tf.train.Checkpoint`; needed where the base holds several tables
+            of one name and shape.
 
         Raises:
           TypeError: If `embedding` is none.
           ValueError: If the base does not hold these tables, or the directory
-            has deltas of another base, or one that was cut or altered.
+            has deltas of another base or of other tables, or one that was cut
+            or altered.
           RuntimeError: If the embedding is not built, or on a TPU.
           NotImplementedError: Under a strategy of several processes.
         """
-        inner = getattr(embedding, "embedding", embedding)
-        if not isinstance(inner, TableAccess):
-            raise TypeError(_checks.message(
-                "embedding", "a tlm.TPUEmbedding or a tlm.layers.TPUEmbedding",
-                embedding))
-        self._embedding = inner
-        self._backend = cast(EngineBackend, inner._state.require_host(
-            "DeltaWriter"))
         self._directory = os.fspath(directory)
         self._base = os.fspath(base)
+        inner = watched.embeddings_of(embedding)
         self._fingerprint = chain.fingerprint(self._base)
-        self._prefix = base_file.find_prefix(self._base, inner._variables)
+        prefixes = [base_file.find_prefix(self._base, one, root)
+                    for one in inner]
         for path in glob.glob(f"{glob.escape(self._base)}.*"):
             files.sync(path)
         os.makedirs(self._directory, exist_ok=True)
@@ -104,13 +102,15 @@ class DeltaWriter:
         self._also: dict[str, Array] = {}
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
-        self._changes: EngineChanges = self._backend.watch_changes()
-        self._num_replaced = self._changes.num_replaced
+        self._watched = watched.Watched(inner, prefixes)
+        self._prefix = "" if self._watched.is_of_several else prefixes[0]
+        if self._deltas:
+            self._check_tables(self._deltas[-1].meta.tables)
         self._compare()
-        for table, by_name in inner._variables.items():
-            if state.NUMBERS in by_name:
+        for table, one in self._watched.tables.items():
+            if state.NUMBERS in one.variables:
                 self._steps[table] = int(self._stored(table, state.NUMBERS)[0])
-            if state.SKETCH in by_name:
+            if state.SKETCH in one.variables:
                 self._sketches[table] = self._stored(table, state.SKETCH)
 
     @property
@@ -143,13 +143,16 @@ class DeltaWriter:
         if not tf.executing_eagerly():
             raise RuntimeError("`write` must be called outside tf.function.")
         self.finish()
-        self._backend.flush()
-        if compare or self._changes.num_replaced != self._num_replaced:
-            self._num_replaced = self._changes.num_replaced
+        self._watched.flush()
+        if self._watched.was_replaced() or compare:
             self._compare()
-        found = self._changes.take(self._also)
-        # Until they are on the disk.
-        self._also = {table: one.rows for table, one in found.items()}
+        found: dict[str, Any] = {}
+        try:
+            self._watched.take(self._also, found)
+        finally:
+            # Until they are on the disk.
+            self._also.update(
+                {table: one.rows for table, one in found.items()})
         self._writing = self._thread.submit(self._write, found)
         return self.finish() if wait else None
 
@@ -172,6 +175,10 @@ class DeltaWriter:
         for table, one in found.items():
             tables[table] = {"num_rows": len(one.rows),
                              "variables": [*one.values, *one.whole]}
+            if self._watched.is_of_several:
+                of_base = self._watched.tables[table]
+                tables[table].update(
+                    table=of_base.name, prefix=of_base.prefix)
             if state.NUMBERS in one.whole:
                 steps[table] = int(one.whole[state.NUMBERS][0])
                 tables[table].update(
@@ -195,18 +202,29 @@ class DeltaWriter:
 
     def _compare(self) -> None:
         """Finds the rows that are not as base and deltas have them."""
-        for table, by_name in self._embedding._variables.items():
+        for table, one in self._watched.tables.items():
             rows = [self._also.get(table, np.zeros([0], np.int64))]
             rows += [compare.differing_rows(
                 self._stored(table, name), variable)
-                for name, variable in by_name.items()
+                for name, variable in one.variables.items()
                 if compare.has_rows(name)]
             self._also[table] = np.unique(np.concatenate(rows))
 
+    def _check_tables(self, before: Mapping[str, Any]) -> None:
+        """Refuses to go on with deltas of other tables."""
+        if before.keys() != self._watched.tables.keys():
+            raise ValueError(
+                "The deltas in a directory must all be of the same tables, "
+                f"which are {sorted(before)} so far. Received: "
+                f"{sorted(self._watched.tables)} (directory "
+                f"{self._directory!r}).")
+
     def _stored(self, table: str, name: str) -> Array:
+        of_base = self._watched.tables[table]
+        key = of_base.prefix + restore_checks.key_of(
+            base_file.ATTRIBUTE, of_base.name, name)
         return base_file.read(
-            base_file.reader_of(self._base), self._prefix, self._deltas, table,
-            name)
+            base_file.reader_of(self._base), key, self._deltas, table, name)
 
 
 def _changed_cells(before: Array, after: Array) -> dict[str, Array]:

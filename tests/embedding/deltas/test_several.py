@@ -1,0 +1,163 @@
+"""A writer of several embeddings, whose tables have equal names and shapes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_layoutmap as tlm
+from tests.embedding.deltas import cases
+from tf_layoutmap.embedding.deltas import meta
+
+CLASSES = {"keras3": (keras, tlm.layers.ShardedEmbedding),
+           "tf_keras": (tf_keras, tlm.layers.tf_keras.ShardedEmbedding)}
+
+
+def two_layers(library="keras3"):
+    """A model, and its two layers with equal vocabularies."""
+    which, layer = CLASSES[library]
+    layers = [layer(tlm.OpenVocabulary(64), 2, optimizer="adagrad", name=name)
+              for name in ("words", "authors")]
+    ids = which.Input([2], dtype="int64")
+    found = which.layers.Concatenate()([
+        layers[0](ids[:, :1]), layers[1](ids[:, 1:])])
+    model = which.Model(
+        ids, which.layers.Dense(1)(which.layers.Flatten()(found)))
+    model.compile("sgd", "mse")
+    return model, layers
+
+
+def fit(model, first):
+    """Three steps, of more keys than one layer has rows for."""
+    ids = np.stack([np.arange(first, first + 24),
+                    np.arange(first, first + 24) // 3 + 1000], axis=1)
+    model.fit(ids, np.ones([24, 1]), batch_size=8, verbose=0)
+
+
+def check(checkpoint, layers, base, directory, tmp_path):
+    """Of both layers, base and deltas are what a checkpoint of now is."""
+    wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
+    full = tlm.apply_deltas(base, directory, tmp_path / "full")
+    found = cases.tensors(full)
+    assert found.keys() == wanted.keys()
+    own = [name for name in wanted if "/_variables/embeddings/" in name]
+    assert len(own) == 2 * len(layers[0].embedding._variables["embeddings"])
+    for name in own:
+        assert found[name] == wanted[name], name
+    return full
+
+
+@pytest.mark.parametrize("library", CLASSES)
+def test_both_layers_are_in_each_delta(library, tmp_path):
+    model, layers = two_layers(library)
+    fit(model, 0)
+    checkpoint = tf.train.Checkpoint(model=model)
+    base = checkpoint.save(str(tmp_path / "base"))
+    writer = tlm.DeltaWriter(
+        layers, tmp_path / "deltas", base=base, root=checkpoint)
+    for first in (24, 48, 72):
+        fit(model, first)
+        found = writer.write().meta
+        assert [one["num_rows"] for one in found.tables.values()] == [24, 8]
+        assert {one["table"] for one in found.tables.values()} == {"embeddings"}
+        check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
+    assert layers[0].vocabulary.stats()["num_evicted"] > 0
+    assert layers[1].vocabulary.stats()["num_evicted"] == 0
+    # A process that starts again, and names its layers in another order.
+    again, others = two_layers(library)
+    copy = tf.train.Checkpoint(model=again)
+    copy.restore(tlm.apply_deltas(base, tmp_path / "deltas"))
+    writer = tlm.DeltaWriter(
+        others[::-1], tmp_path / "deltas", base=base, root=copy)
+    fit(again, 96)
+    assert sum(one["num_rows"]
+               for one in writer.write().meta.tables.values()) == 32
+    check(copy, others, base, tmp_path / "deltas", tmp_path)
+
+
+def test_one_of_two_layers(tmp_path):
+    model, layers = two_layers()
+    checkpoint = tf.train.Checkpoint(model=model)
+    base = checkpoint.save(str(tmp_path / "base"))
+    with pytest.raises(ValueError, match="several times; argument `root`"):
+        tlm.DeltaWriter(layers[0], tmp_path / "one", base=base)
+    with pytest.raises(ValueError, match="below another object than `root`"):
+        tlm.DeltaWriter(layers[0], tmp_path / "one", base=base,
+                        root=tf.train.Checkpoint(model=two_layers()[0]))
+    writer = tlm.DeltaWriter(
+        layers[1], tmp_path / "one", base=base, root=checkpoint)
+    fit(model, 0)
+    assert writer.write().meta.tables["embeddings"]["num_rows"] == 8
+    before = cases.tensors(base)
+    wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
+    found = cases.tensors(
+        tlm.apply_deltas(base, tmp_path / "one", tmp_path / "full"))
+    assert found != before
+    prefix = writer.deltas[0].meta.prefix
+    for name, value in found.items():
+        is_own = name.startswith(prefix + "_variables/")
+        assert value == (wanted if is_own else before)[name], name
+
+
+def test_names_in_a_base_are_read_as_they_were_written(tmp_path):
+    model, layers = two_layers()
+    holder = tf.train.Checkpoint()
+    holder.a = tf.train.Checkpoint()
+    tables = {"x/y": layers[0].embedding, "a.S": layers[1].embedding}
+    holder.a.tables = tables
+    base = holder.save(str(tmp_path / "base"))
+    del model
+    prefixes = []
+    for name, one in tables.items():
+        writer = tlm.DeltaWriter(one, tmp_path / str(len(name)), base=base,
+                                 root=holder)
+        prefixes.append(writer.write().meta.prefix)
+    assert prefixes == ["a/tables/x.Sy/", "a/tables/a..S/"]
+
+
+def test_what_a_writer_of_several_refuses(tmp_path):
+    model, layers = two_layers()
+    checkpoint = tf.train.Checkpoint(model=model)
+    base = checkpoint.save(str(tmp_path / "base"))
+    with pytest.raises(ValueError, match="embeddings that each come once"):
+        tlm.DeltaWriter([layers[0], layers[0].embedding], tmp_path, base=base)
+    with pytest.raises(ValueError, match="at least one embedding"):
+        tlm.DeltaWriter([], tmp_path, base=base)
+    with pytest.raises(TypeError, match="or a list of them"):
+        tlm.DeltaWriter([layers[0], model], tmp_path, base=base)
+    tlm.DeltaWriter(layers, tmp_path, base=base, root=checkpoint).write()
+    with pytest.raises(ValueError, match="must all be of the same tables"):
+        tlm.DeltaWriter(layers[0], tmp_path, base=base, root=checkpoint)
+
+
+def test_rows_of_a_delta_that_failed_in_part_are_in_the_next(
+        tmp_path, monkeypatch):
+    model, layers = two_layers()
+    checkpoint = tf.train.Checkpoint(model=model)
+    base = checkpoint.save(str(tmp_path / "base"))
+    writer = tlm.DeltaWriter(
+        layers, tmp_path / "deltas", base=base, root=checkpoint)
+    fit(model, 0)
+    with monkeypatch.context() as patched:
+        def fail(also):
+            raise RuntimeError("not now")
+
+        patched.setattr(writer._watched._parts[1][1], "take", fail)
+        with pytest.raises(RuntimeError, match="not now"):
+            writer.write()
+    found = writer.write().meta
+    assert [one["num_rows"] for one in found.tables.values()] == [24, 8]
+    check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
+
+
+def test_readers_of_one_embedding_do_not_take_deltas_of_several():
+    table = {"num_rows": 0, "variables": []}
+    one = meta.Meta(1, "", "x/", "", {"words": table}, {})
+    several = meta.Meta(
+        1, "", "", "", {"x/words": {**table, "table": "words", "prefix": "x/"}},
+        {})
+    assert '"format": 1' in one.to_json()
+    assert '"format": 2' in several.to_json()
+    assert one.in_base("words") == several.in_base("x/words") == ("x/", "words")
+    assert meta.from_json(several.to_json(), "") == several
