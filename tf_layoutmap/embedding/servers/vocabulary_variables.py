@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.variables import table_variable
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.vocabulary import bucket_layout, divided_numbers, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -43,7 +44,8 @@ def create_variables(
                 shards.append(_tf_private.ResourceVariable(
                     tf.fill([size, *row_shape], tf.constant(value, dtype)),
                     trainable=False, name=f"{table}/{name}" + (
-                        f"/part_{shard}" if len(devices) > 1 else "")))
+                        f"/part_{shard}" if len(devices) > 1 else ""),
+                    distribute_strategy=table_variable.strategy_in_scope()))
         return shards
 
     def as_one(name: str, *arguments: Any) -> Any:
