@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import tf_layoutmap as tlm
 from tests.embedding.servers import key_cases as cases
 from tests.embedding.servers import local
+from tests.reference import vocabulary as reference
 from tf_layoutmap.embedding.servers import closures
 
 tpu = tf.tpu.experimental.embedding
@@ -136,6 +137,47 @@ def test_a_full_vocabulary_refuses_a_step_that_then_is_none():
                        match="finds no place.*table 'words'"):
         ours.dequeue()
     assert cases.values(ours) == before
+
+
+def test_of_several_servers_training_and_saving_go_on_after_it(tmp_path):
+    """The other servers have counted the step that one has refused."""
+    with local.servers(2):
+        ours = cases.embedding({"evict": "none", "on_full": "error"})
+    vocabulary = ours.vocabularies["words"]
+    keys = np.arange(2000)
+    # All of one shard's, more than it has room for; and one of the other's.
+    first = vocabulary.key_variable.variables[0].shape[0]
+    mixed = keys[[bucket_of(key) < first for key in keys]]
+    other = next(key for key in keys if key not in mixed)
+
+    def enqueue(found):
+        ours.enqueue({"bag": tf.constant(found, tf.int64)[:, tf.newaxis],
+                      "text": tf.zeros([len(found), 0], tf.int64),
+                      "ads": tf.zeros([len(found), 1], tf.int64)})
+        return ours.dequeue()
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no place"):
+        enqueue([*mixed[:100], other])
+    ours.reset()
+    assert not vocabulary.contains(mixed).numpy().any()
+    tf.train.Checkpoint(embedding=ours).write(str(tmp_path / "saved"))
+    ours.apply_gradients(cases.gradients(enqueue([*mixed[:3], other])))
+    assert vocabulary.contains([*mixed[:3], other]).numpy().all()
+
+
+def bucket_of(key):
+    """Of 8 buckets."""
+    return (reference.mix(int(key)) >> 32) * 8 >> 32
+
+
+def test_an_update_between_fetch_and_apply_is_counted():
+    with local.servers(2):
+        ours = cases.embedding({})
+    ours.enqueue(*cases.batch(0))
+    activations = ours.dequeue()
+    closure_of(ours)(0, 1)
+    ours.apply_gradients(cases.gradients(activations))
+    assert ours.stats()["staleness"]["max"] == 1
 
 
 def closure_of(ours):

@@ -222,7 +222,7 @@ class ServersBackend:
     def reset(self) -> None:
         """Forgets the eager steps of this thread."""
         last = self._steps.last_of_thread()
-        if last is not None and last.training:
+        if last is not None and last.training and last.fetched is not None:
             self._started.forget(last.fetched)
         self._steps.reset()
 
