@@ -142,12 +142,14 @@ REGISTER_OP("LayoutMap>ApplyRows")
     .Input("shards: num_shards * resource")
     .Input("slots: num_slot_shards * resource")
     .Input("rounding_steps: num_half_shards * resource")
+    .Input("fetched_steps: num_fetched * resource")
     .Input("applied: resource")
     .Input("request: uint8")
     .Output("is_new: bool")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
     .Attr("num_half_shards: int >= 0")
+    .Attr("num_fetched: int >= 0")
     .Attr("tables: list(string)")
     .Attr("table_numbers: list(int)")
     .Attr("first_rows: list(int)")
@@ -165,6 +167,8 @@ shards: All shards on this server, by table, then by shard.
 slots: Shard by shard, one slot variable after the other.
 rounding_steps: Of each shard with 16-bit rows, the int64 that counts its
   updates.
+fetched_steps: None; or, where tables have open vocabularies, that of
+  `FetchKeys`: a step whose rows are no longer pinned is refused.
 applied: Which closures were applied, an int64 variable [2054] that starts as
   zeros: epoch, the number below which all were applied, updates so far, sum and
   maximum of the updates between a fetch and its apply, closures that came

@@ -10,7 +10,7 @@ CC = ROOT / "cc"
 
 # Each folder of the core may include itself and those before it.
 CORE = ["base", "simd", "ids", "rows", "tables", "keys", "vocabulary",
-        "optimizers", "engine", "servers", "exchange"]
+        "optimizers", "engine", "servers", "served_keys", "exchange"]
 
 INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
 

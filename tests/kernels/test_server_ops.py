@@ -121,6 +121,7 @@ class Cluster:
         return _ops.apply_rows(**{
             "shards": cases.handles(own["shards"]),
             "slots": cases.handles(own["slots"]), "rounding_steps": [],
+            "fetched_steps": [],
             "applied": own["applied"].handle,
             "request": request, "table_numbers": tables,
             "first_rows": [one.first_row for one in self.refs[server].shards],

@@ -63,6 +63,19 @@ def test_buckets_are_those_of_the_core(capacity):
 @given(num_buckets=st.integers(1, 400), num_shards=st.integers(1, 9))
 def test_shards_have_whole_buckets(num_buckets, num_shards):
     buckets = bucket_layout.bucket_partition(num_buckets, num_shards)
-    rows = bucket_layout.row_partition(num_buckets, num_shards)
+    rows = bucket_layout.row_partition(
+        bucket_layout.bucket_partition(num_buckets, num_shards))
     assert rows.num_rows == 8 * num_buckets + 1
     assert [one // 8 for one in rows.offsets] == list(buckets.offsets)
+
+
+@pytest.mark.parametrize("capacity", [1, 64, 100, 5000, 100_000])
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 64])
+def test_shards_of_servers_divide_no_segment(capacity, num_shards):
+    num_buckets = bucket_layout.num_buckets_for(capacity)
+    segments = bucket_layout.num_segments(num_buckets)
+    cut = bucket_layout.segment_partition(
+        num_buckets, min(num_shards, segments))
+    assert sum(cut.sizes) == num_buckets
+    assert min(cut.sizes) > 0
+    assert all(first % (num_buckets // segments) == 0 for first in cut.offsets)

@@ -133,7 +133,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             int64, or strings. The `vocabulary_size` of such a table is the
             `capacity` of that, and its initializer one that draws a value at
             a time: uniform, normal, truncated normal or constant. Of a TPU,
-            and under ParameterServerStrategy, None.
+            None.
           wire_dtype: How rows and gradients go from process to process under
             `ParameterServerStrategy`: `"float32"`, as they are, or
             `"bfloat16"`, half the bytes: a row that is looked up, and the sum

@@ -58,15 +58,35 @@ def bucket_partition(
     return partition.RowPartition.div(num_buckets, num_shards)
 
 
-def row_partition(
+def segment_partition(
     num_buckets: int, num_shards: int,
 ) -> partition.RowPartition:
+    """Returns which shard has which buckets where no segment is divided.
+
+    So all places that a key may have are in one shard, which can be a server's.
+
+    >>> segment_partition(32, 3).sizes
+    (12, 12, 8)
+
+    Args:
+      num_buckets: Of the vocabulary.
+      num_shards: At most `num_segments(num_buckets)`.
+    """
+    segments = num_segments(num_buckets)
+    return partition.RowPartition.from_sizes([
+        size * (num_buckets // segments) for size in
+        partition.RowPartition.div(segments, num_shards).sizes])
+
+
+def row_partition(buckets: partition.RowPartition) -> partition.RowPartition:
     """Returns which shard has which rows of the table.
 
     They are those of its buckets. The last shard has one more: the row of
     keys that have none of their own.
+
+    Args:
+      buckets: Which shard has which buckets.
     """
-    sizes = [KEYS_PER_BUCKET * size for size in
-             bucket_partition(num_buckets, num_shards).sizes]
+    sizes = [KEYS_PER_BUCKET * size for size in buckets.sizes]
     sizes[-1] += 1
     return partition.RowPartition.from_sizes(sizes)

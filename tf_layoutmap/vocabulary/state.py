@@ -9,7 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _ops
-from tf_layoutmap.vocabulary import bucket_layout, key_tensors, stock_find
+from tf_layoutmap.vocabulary import (
+    bucket_layout,
+    divided_numbers,
+    key_tensors,
+    stock_find,
+)
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 # The names of the variables, beside those of the table, in checkpoints.
@@ -174,9 +179,7 @@ class Vocabulary:
         numbers = self._variables[NUMBERS].numpy().tolist()
         found = dict(zip(NUMBERS_HELD, numbers))
         num_rows = bucket_layout.KEYS_PER_BUCKET * self._num_buckets
-        num_keys = sum(
-            int(tf.math.count_nonzero(one != bucket_layout.EMPTY_KEY))
-            for one in shards_of(self.key_variable))
+        num_keys = sum(_num_keys(one) for one in shards_of(self.key_variable))
         kind = key_tensors.KINDS.get(found.pop("kind"))
         lookups = found["num_lookups"]
         return {
@@ -236,6 +239,7 @@ class Vocabulary:
           How many keys have a row, and how many found no place.
 
         Raises:
+          NotImplementedError: On parameter servers.
           TypeError: If it is not an integer.
           ValueError: If it is no capacity.
           RuntimeError: If steps are in flight, or in a tf.function. Nothing
@@ -247,6 +251,15 @@ class Vocabulary:
         return conversion
 
     def _find(self, keys: tf.Tensor) -> tf.Tensor:
+        if isinstance(
+                self._variables[NUMBERS], divided_numbers.DividedNumbers):
+            # Its shards are in several processes.
+            rows = stock_find.find_rows(
+                self.key_variable, self._num_buckets, tf.reshape(keys, [-1]))
+            is_known = rows < bucket_layout.KEYS_PER_BUCKET * self._num_buckets
+            return tf.reshape(
+                tf.where(is_known, rows, tf.constant(-1, tf.int64)),
+                tf.shape(keys))
         return _ops.find_keys(
             shards=[one.handle for one in shards_of(self.key_variable)],
             offsets=self._offsets(), keys=keys, table=self.name)
@@ -265,3 +278,10 @@ class Vocabulary:
             [f"The keys of table '{self.name}' must be of the kind of those "
              f"before. Received: {key_tensors.KINDS[kind]}."])
         return [] if check is None else [check]
+
+
+def _num_keys(shard: tf.Variable) -> int:
+    # Where it is: only the number comes back.
+    with tf.device(shard.device):
+        return int(tf.math.count_nonzero(
+            tf.not_equal(shard, bucket_layout.EMPTY_KEY)))

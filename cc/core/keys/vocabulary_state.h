@@ -22,6 +22,19 @@ struct VocabularyState {
   // empty where keys are not admitted by their count.
   Span<uint8_t> sketch;
   Span<int64_t> seen;
+  // Of a part, as a server has it: whole segments, these. The views are still
+  // numbered by all buckets, and nothing may ask for any but those here; the
+  // sketch is that of these segments. 0 segments: all of the vocabulary.
+  int64_t first_segment = 0;
+  int64_t num_segments = 0;
+
+  int64_t NumSegments(const BucketLayout& layout) const {
+    return num_segments > 0 ? num_segments : layout.num_segments();
+  }
+  bool HasSegment(const BucketLayout& layout, int64_t segment) const {
+    return segment >= first_segment &&
+           segment < first_segment + NumSegments(layout);
+  }
 };
 
 // The buckets of a state, found by one `locate` of their partition

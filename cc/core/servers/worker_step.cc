@@ -97,8 +97,10 @@ Status CheckServersConfig(const ServersConfig& config) {
 
 std::shared_ptr<const WorkerStep> WorkerStep::Make(
     std::shared_ptr<const ServersConfig> config,
-    std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for) {
+    std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for,
+    FetchedLayout layout) {
   std::shared_ptr<WorkerStep> step(new WorkerStep());
+  step->layout_ = std::move(layout);
   step->config_ = std::move(config);
   step->batch_ = std::move(batch);
   const EngineConfig& engine = step->config_->engine;
@@ -126,8 +128,12 @@ std::shared_ptr<const WorkerStep> WorkerStep::Make(
                              return static_cast<int64_t>(row) < end;
                            }) -
           rows.begin();
-      step->parts_.push_back(
-          {t, step->config_->server_of_shard[next++], offsets[s], first, last});
+      const std::vector<int64_t>& last_rows = step->layout_.last_rows;
+      const int64_t last_row = last_rows.empty() ? -1 : last_rows[next];
+      const bool is_unused =
+          last_row >= 0 && (first == last || rows[last - 1] != last_row);
+      step->parts_.push_back({t, step->config_->server_of_shard[next++],
+                              offsets[s], first, last, is_unused});
       first = last;
     }
   }
@@ -212,9 +218,12 @@ Status WorkerStep::CheckFetched(
                            to_string(config_->num_servers) +
                            " servers. Received: " + to_string(fetched.size()));
   }
-  std::vector<int64_t> expected(fetched.size(), kFetchedHeader);
+  std::vector<int64_t> expected;
+  for (size_t s = 0; s < fetched.size(); ++s) {
+    expected.push_back(HeaderOf(static_cast<int32_t>(s)));
+  }
   for (const Part& part : parts_) {
-    expected[part.server] += (part.last - part.first) *
+    expected[part.server] += (part.last - part.first + part.num_unused) *
                              config_->engine.tables[part.table].dim *
                              WireBytes(config_->wire);
   }
@@ -248,14 +257,15 @@ Status WorkerStep::LookUpAs(const std::vector<Span<const uint8_t>>& fetched,
   std::vector<std::vector<int64_t>> offsets(tables_.size(), {0});
   std::vector<std::vector<const T*>> data(tables_.size());
   std::vector<const T*> next;
-  for (const Span<const uint8_t> one : fetched) {
-    next.push_back(reinterpret_cast<const T*>(one.data() + kFetchedHeader));
+  for (size_t s = 0; s < fetched.size(); ++s) {
+    next.push_back(reinterpret_cast<const T*>(
+        fetched[s].data() + HeaderOf(static_cast<int32_t>(s))));
   }
   for (const Part& part : parts_) {
     offsets[part.table].push_back(part.last);
     data[part.table].push_back(next[part.server]);
-    next[part.server] +=
-        (part.last - part.first) * engine.tables[part.table].dim;
+    next[part.server] += (part.last - part.first + part.num_unused) *
+                         engine.tables[part.table].dim;
   }
   std::vector<Blocks<T>> blocks(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {

@@ -39,13 +39,23 @@ Status CheckServersConfig(const ServersConfig& config);
 using Allocate =
     std::function<Status(int32_t server, int64_t size, uint8_t** bytes)>;
 
+// What was fetched, where it is not the rows of a batch and nothing else.
+struct FetchedLayout {
+  // By server: how far the values are into it. Empty: kFetchedHeader each.
+  std::vector<int64_t> headers;
+  // By shard, those of all tables one after the other: a last row that comes
+  // whether the batch needs it or not; negative if there is none. Empty: none.
+  std::vector<int64_t> last_rows;
+};
+
 // One batch. Not written to after it is made.
 class WorkerStep {
  public:
   // Finds the unique rows of a checked batch, table by table.
   static std::shared_ptr<const WorkerStep> Make(
       std::shared_ptr<const ServersConfig> config,
-      std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for);
+      std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for,
+      FetchedLayout layout = {});
 
   const ServersConfig& config() const { return *config_; }
   const Batch& batch() const { return *batch_; }
@@ -78,9 +88,14 @@ class WorkerStep {
     int64_t first_row;
     int64_t first;
     int64_t last;
+    int64_t num_unused;  // rows that come besides, after these
   };
 
   WorkerStep() = default;
+
+  int64_t HeaderOf(int32_t server) const {
+    return layout_.headers.empty() ? kFetchedHeader : layout_.headers[server];
+  }
 
   Status CheckFetched(const std::vector<Span<const uint8_t>>& fetched) const;
   template <typename T>
@@ -98,6 +113,7 @@ class WorkerStep {
 
   std::shared_ptr<const ServersConfig> config_;
   std::shared_ptr<const Batch> batch_;
+  FetchedLayout layout_;
   std::vector<TableStep> tables_;
   std::vector<Part> parts_;  // by table, then by shard
   // By feature: for each of its ids the place of its row among the unique ones.

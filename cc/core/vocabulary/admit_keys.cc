@@ -121,9 +121,10 @@ class Admitting {
       if (keeps_old) {
         segment.old_lanes = {old_lanes_.data() + 2 * begin, 2 * size};
       }
-      if (has_sketch) {
-        segment.sketch = {state_.sketch.data() + s * num_cells, num_cells};
-        segment.seen = &state_.seen[s];
+      if (has_sketch && state_.HasSegment(layout_, s)) {
+        const int64_t here = static_cast<int64_t>(s) - state_.first_segment;
+        segment.sketch = {state_.sketch.data() + here * num_cells, num_cells};
+        segment.seen = &state_.seen[here];
       }
     }
     slots_ = RawArray<uint32_t>(first_slots.back());
@@ -217,7 +218,7 @@ Status CheckStep(const BucketLayout& layout, const VocabularyPolicy& policy,
                            to_string(keys.size()));
   }
   if (policy.admission != Admission::kCount) return Status();
-  const int64_t num_segments = layout.num_segments();
+  const int64_t num_segments = state.NumSegments(layout);
   const int64_t num_cells = 2 * SegmentSketch::NumCells(layout) * num_segments;
   if (state.sketch.size() != num_cells || state.seen.size() != num_segments) {
     return InvalidArgument(

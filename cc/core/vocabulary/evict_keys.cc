@@ -75,7 +75,10 @@ void EvictExpired(const BucketLayout& layout, const VocabularyPolicy& policy,
                   std::vector<KeyOfRow>* evicted) {
   evicted->clear();
   WithBuckets(state, [&](const auto& buckets) {
-    for (int64_t b = 0; b < layout.num_buckets(); ++b) {
+    const int64_t size = layout.buckets_per_segment();
+    const int64_t first = state.first_segment * size;
+    const int64_t end = first + state.NumSegments(layout) * size;
+    for (int64_t b = first; b < end; ++b) {
       const auto bucket = buckets.at(b);
       for (int64_t lane = 0; lane < kKeysPerBucket; ++lane) {
         const int64_t row = b * kKeysPerBucket + lane;

@@ -68,9 +68,11 @@ Form FormOf(const Tensor& splits) {
   return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
 }
 
+}  // namespace
+
 template <typename Tid>
-absl::Status ReadFeatures(OpKernelContext* ctx,
-                          std::vector<FeatureInput<Tid>>* features) {
+absl::Status ReadFeatureInputs(OpKernelContext* ctx,
+                               std::vector<FeatureInput<Tid>>* features) {
   const Tensor* num_samples;
   OpInputList ids, splits, weights;
   TF_RETURN_IF_ERROR(ctx->input("num_samples", &num_samples));
@@ -97,8 +99,6 @@ absl::Status ReadFeatures(OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::Status BatchInputs::Read(OpKernelConstruction* ctx) {
   tensorflow::DataType id_type;
   TF_RETURN_IF_ERROR(ctx->GetAttr("Tids", &id_type));
@@ -122,7 +122,7 @@ absl::Status BatchInputs::MakeBatch(OpKernelContext* ctx,
     return absl::OkStatus();
   }
   std::vector<FeatureInput<Tid>> features;
-  TF_RETURN_IF_ERROR(ReadFeatures(ctx, &features));
+  TF_RETURN_IF_ERROR(ReadFeatureInputs(ctx, &features));
   *made = engine.MakeBatch(features, TfParallelFor(ctx), batch);
   return absl::OkStatus();
 }
@@ -133,5 +133,8 @@ template absl::Status BatchInputs::MakeBatch<int32_t>(
 template absl::Status BatchInputs::MakeBatch<int64_t>(
     OpKernelContext*, const HostEngine&, std::shared_ptr<const Batch>*,
     Status*) const;
+
+template absl::Status ReadFeatureInputs<int64_t>(
+    OpKernelContext*, std::vector<FeatureInput<int64_t>>*);
 
 }  // namespace layoutmap

@@ -5,14 +5,22 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cc/core/base/status.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/step.h"
+#include "cc/core/ids/ragged_ids.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
+
+// The inputs `ids`, `splits`, `num_samples` and `weights`, one for each
+// feature.
+template <typename Tid>
+absl::Status ReadFeatureInputs(tensorflow::OpKernelContext* ctx,
+                               std::vector<FeatureInput<Tid>>* features);
 
 // Of an op with the inputs `ids`, `splits`, `num_samples` and `weights`, and
 // the attrs `Tids`, `packed` and `mark`.

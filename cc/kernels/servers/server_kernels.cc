@@ -12,6 +12,7 @@
 #include "cc/core/base/views.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/served_keys/fetched_steps.h"
 #include "cc/core/servers/applied_closures.h"
 #include "cc/core/servers/messages.h"
 #include "cc/core/servers/pieces.h"
@@ -21,6 +22,7 @@
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/servers/aligned_bytes.h"
+#include "cc/kernels/servers/pieces_op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -36,100 +38,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-constexpr char kApplied[] = "(closures applied)";
-
-DataType DtypeOf(const Piece& piece) {
-  switch (piece.row_type) {
-    case RowType::kBfloat16:
-      return tensorflow::DT_BFLOAT16;
-    case RowType::kFloat16:
-      return tensorflow::DT_HALF;
-    case RowType::kFloat32:
-      return tensorflow::DT_FLOAT;
-  }
-  return tensorflow::DT_FLOAT;
-}
-
-// The partition of rows that are all in one shard.
-absl::Status OneShard(int64_t num_rows, RowPartition* partition) {
-  const std::vector<int64_t> offsets = {0, num_rows};
-  return ToTf(RowPartition::Make(Placement::kDiv, Span<const int64_t>(offsets),
-                                 partition));
-}
-
-// An op on all shards of a server.
-class PiecesOp : public Kernel {
- public:
-  explicit PiecesOp(OpKernelConstruction* ctx) : Kernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadPieces(ctx));
-    OP_REQUIRES_OK(ctx, OneShard(AppliedClosures::kSize, &applied_partition_));
-  }
-
- protected:
-  const std::vector<Piece>& pieces() const { return pieces_; }
-  std::vector<Piece>* mutable_pieces() { return &pieces_; }
-  const RowPartition& applied_partition() const { return applied_partition_; }
-
-  // One value of a list attr for each shard.
-  template <typename T>
-  absl::Status GetList(OpKernelConstruction* ctx, const char* name,
-                       std::vector<T>* values) const {
-    TF_RETURN_IF_ERROR(ctx->GetAttr(name, values));
-    if (values->size() == pieces_.size()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("`", name, "` must have one value for each of ",
-                     pieces_.size(), " shards. Received: ", values->size()));
-  }
-
-  // What a message is checked against, and the partition of each shard's own
-  // rows.
-  absl::Status ReadSizes(const LockedShards& shards,
-                         std::vector<RowPartition>* partitions,
-                         std::vector<PieceSize>* sizes) const {
-    partitions->resize(pieces_.size());
-    for (size_t p = 0; p < pieces_.size(); ++p) {
-      const Piece& piece = pieces_[p];
-      int64_t num_rows;
-      TF_RETURN_IF_ERROR(
-          shards.NumRows(static_cast<int>(p), piece.table, &num_rows));
-      TF_RETURN_IF_ERROR(OneShard(num_rows, &(*partitions)[p]));
-      sizes->push_back(
-          {piece.table, num_rows, piece.dim, piece.num_hyperparameters});
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status ReadPieces(OpKernelConstruction* ctx) {
-    int32_t num_shards;
-    std::vector<std::string> tables;
-    std::vector<int64_t> dims;
-    std::vector<DataType> dtypes;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("num_shards", &num_shards));
-    pieces_.resize(num_shards);
-    TF_RETURN_IF_ERROR(GetList(ctx, "tables", &tables));
-    TF_RETURN_IF_ERROR(GetList(ctx, "dims", &dims));
-    TF_RETURN_IF_ERROR(GetList(ctx, "dtypes", &dtypes));
-    for (size_t p = 0; p < pieces_.size(); ++p) {
-      if (dims[p] < 1) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("`dims` must be 1 or more. Received: ", dims[p],
-                         " (table '", tables[p], "')"));
-      }
-      pieces_[p].table = tables[p];
-      pieces_[p].dim = dims[p];
-      pieces_[p].row_type =
-          dtypes[p] == tensorflow::DT_BFLOAT16 ? RowType::kBfloat16
-          : dtypes[p] == tensorflow::DT_HALF   ? RowType::kFloat16
-                                               : RowType::kFloat32;
-    }
-    return absl::OkStatus();
-  }
-
-  std::vector<Piece> pieces_;
-  RowPartition applied_partition_;
-};
 
 class FetchRowsOp : public PiecesOp {
  public:
@@ -211,6 +119,10 @@ class ApplyRowsOp : public PiecesOp {
         GetList(ctx, "num_hyperparameters", &num_hyperparameters));
     TF_RETURN_IF_ERROR(ctx->GetAttr("rounding_seed", &seed));
     rounding_seed_ = static_cast<uint64_t>(seed);
+    int32_t num_fetched;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("num_fetched", &num_fetched));
+    has_fetched_ = num_fetched > 0;
+    TF_RETURN_IF_ERROR(OneShard(FetchedSteps::kSize, &fetched_partition_));
     for (size_t p = 0; p < pieces().size(); ++p) {
       Piece& piece = (*mutable_pieces())[p];
       piece.table_number = numbers[p];
@@ -230,9 +142,9 @@ class ApplyRowsOp : public PiecesOp {
     AlignedBytes request;
     TF_RETURN_IF_ERROR(request.Get(ctx, "request"));
     LockedShards shards;
-    TF_RETURN_IF_ERROR(
-        shards.Lock(ctx, {"shards", "slots", "rounding_steps", "applied"},
-                    LockedShards::Mode::kExclusive));
+    TF_RETURN_IF_ERROR(shards.Lock(
+        ctx, {"shards", "slots", "rounding_steps", "fetched_steps", "applied"},
+        LockedShards::Mode::kExclusive));
     TF_RETURN_IF_ERROR(CheckVariables(ctx, shards));
 
     std::vector<RowPartition> partitions;
@@ -249,6 +161,18 @@ class ApplyRowsOp : public PiecesOp {
         {applied.shards[0], applied_partition().num_rows()});
     bool is_repeated;
     TF_RETURN_IF_ERROR(ToTf(closures.Check(header.token, &is_repeated)));
+
+    // Of keys: what was sent with the rows is the ticket of the step.
+    int64_t num_updates = header.num_updates;
+    ShardedView<int64_t> fetched;
+    if (!is_repeated && has_fetched_) {
+      TF_RETURN_IF_ERROR(shards.MutableView(ctx, shards.size() - 2,
+                                            kFetchedSteps, fetched_partition_,
+                                            {}, &fetched));
+      TF_RETURN_IF_ERROR(
+          ToTf(FetchedSteps({fetched.shards[0], fetched_partition_.num_rows()})
+                   .Find(header.num_updates, &num_updates)));
+    }
 
     Span<const float> values = message.gradients;
     std::unique_ptr<float[]> widened;
@@ -270,7 +194,11 @@ class ApplyRowsOp : public PiecesOp {
     ApplyUpdates(pieces(), updates, rounding_seed_,
                  RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
     for (int64_t* count : counts) ++*count;
-    closures.Apply(header.token, header.num_updates);
+    closures.Apply(header.token, num_updates);
+    if (has_fetched_) {
+      FetchedSteps({fetched.shards[0], fetched_partition_.num_rows()})
+          .Forget(header.num_updates);
+    }
     return absl::OkStatus();
   }
 
@@ -335,6 +263,8 @@ class ApplyRowsOp : public PiecesOp {
   }
 
   uint64_t rounding_seed_ = 0;
+  bool has_fetched_ = false;
+  RowPartition fetched_partition_;
 };
 
 LM_REGISTER_KERNEL("FetchRows", FetchRowsOp);

@@ -22,6 +22,7 @@
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/servers/aligned_bytes.h"
 #include "cc/kernels/servers/plan_tensor.h"
+#include "cc/kernels/servers/worker_messages.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -40,70 +41,13 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Memory for the messages to servers.
-class Requests {
- public:
-  absl::Status Get(OpKernelContext* ctx) {
-    return ctx->output_list("requests", &list_);
-  }
-
-  Allocate allocate() {
-    return [this](int32_t server, int64_t size, uint8_t** bytes) {
-      Tensor* output = nullptr;
-      status_ = list_.allocate(server, TensorShape({size}), &output);
-      if (!status_.ok()) return OutOfMemory("No memory for a request");
-      *bytes = output->flat<uint8_t>().data();
-      return Status();
-    };
-  }
-
-  // What the core says, or TensorFlow has said.
-  absl::Status Result(const Status& status) const {
-    return status_.ok() ? ToTf(status) : status_;
-  }
-
- private:
-  OpOutputList list_;
-  absl::Status status_;
-};
-
-// The input `fetched`.
-class Fetched {
- public:
-  absl::Status Get(OpKernelContext* ctx) {
-    OpInputList list;
-    TF_RETURN_IF_ERROR(ctx->input_list("fetched", &list));
-    tensors_.resize(list.size());
-    for (int s = 0; s < list.size(); ++s) {
-      TF_RETURN_IF_ERROR(CheckRank("fetched", list[s], 1));
-      tensors_[s].Set(list[s]);
-      bytes_.push_back(tensors_[s].bytes());
-    }
-    return absl::OkStatus();
-  }
-
-  const std::vector<Span<const uint8_t>>& bytes() const { return bytes_; }
-
- private:
-  std::vector<AlignedBytes> tensors_;
-  std::vector<Span<const uint8_t>> bytes_;
-};
-
 template <typename Tid>
 class PlanStepOp : public Kernel {
  public:
   explicit PlanStepOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     auto config = std::make_shared<ServersConfig>();
     OP_REQUIRES_OK(ctx, inputs_.Read(ctx));
-    OP_REQUIRES_OK(ctx, ReadEngineConfig(ctx, &config->engine));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_servers", &config->num_servers));
-    OP_REQUIRES_OK(ctx,
-                   ctx->GetAttr("shard_servers", &config->server_of_shard));
-    DataType wire;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("wire_dtype", &wire));
-    config->wire = wire == tensorflow::DT_BFLOAT16 ? RowType::kBfloat16
-                                                   : RowType::kFloat32;
-    OP_REQUIRES_OK(ctx, ToTf(CheckServersConfig(*config)));
+    OP_REQUIRES_OK(ctx, ReadServersConfig(ctx, config.get()));
     OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config->engine, &engine_)));
     config_ = std::move(config);
   }
@@ -197,19 +141,6 @@ class FoldGradientsOp : public Kernel {
       const Span<const float> values = View<float>(one);
       gradients->hyperparameters.emplace_back(values.begin(), values.end());
     }
-    return absl::OkStatus();
-  }
-
-  static absl::Status GetToken(OpKernelContext* ctx, ClosureToken* token) {
-    const Tensor* tensor;
-    TF_RETURN_IF_ERROR(GetInput(ctx, "token", 1, &tensor));
-    if (tensor->NumElements() != 3) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("`token` must be epoch, number and attempt. Received: ",
-                       tensor->NumElements(), " values"));
-    }
-    const auto values = tensor->vec<int64_t>();
-    *token = {values(0), values(1), values(2)};
     return absl::OkStatus();
   }
 };

@@ -107,8 +107,9 @@ absl::Status LockedVocabulary::Make(tensorflow::OpKernelContext* ctx,
                    kNumVocabularyNumbers, {}, &numbers_);
 }
 
-absl::Status LockedVocabulary::CheckKind(KeyKind kind) const {
-  const int64_t known = numbers_[kKeyKind];
+absl::Status CheckKeyKind(const std::string& table, Span<const int64_t> numbers,
+                          KeyKind kind) {
+  const int64_t known = numbers[kKeyKind];
   if (kind == kNoKeysYet || known == kNoKeysYet || known == kind) {
     return absl::OkStatus();
   }
@@ -116,32 +117,45 @@ absl::Status LockedVocabulary::CheckKind(KeyKind kind) const {
     return one == kStringKeys ? "strings" : "integers";
   };
   return absl::InvalidArgumentError(
-      absl::StrCat("The keys of table '", table_, "' must be ", name(known),
+      absl::StrCat("The keys of table '", table, "' must be ", name(known),
                    ", as those before. Received: ", name(kind)));
 }
 
-absl::Status LockedVocabulary::NextStep(int32_t* step) const {
-  if (numbers_[kVocabularyStep] < 0 ||
-      numbers_[kVocabularyStep] >= std::numeric_limits<int32_t>::max() - 1) {
+absl::Status NextVocabularyStep(const std::string& table,
+                                Span<const int64_t> numbers, int32_t* step) {
+  const int64_t last = numbers[kVocabularyStep];
+  if (last < 0 || last >= std::numeric_limits<int32_t>::max() - 1) {
     return absl::OutOfRangeError(absl::StrCat(
         "A vocabulary counts at most 2^31 - 2 training steps. Received: step ",
-        numbers_[kVocabularyStep], " of table '", table_, "'"));
+        last, " of table '", table, "'"));
   }
-  *step = static_cast<int32_t>(numbers_[kVocabularyStep] + 1);
+  *step = static_cast<int32_t>(last + 1);
   return absl::OkStatus();
+}
+
+void AddCounts(const VocabularyCounts& counts, Span<int64_t> numbers) {
+  const int64_t found[] = {counts.num_lookups,  counts.num_known,
+                           counts.num_probes,   counts.num_admitted,
+                           counts.num_rejected, counts.num_full,
+                           counts.num_evicted,  counts.num_expired};
+  for (int i = 0; i < kNumVocabularyNumbers - kFirstCount; ++i) {
+    numbers[kFirstCount + i] += found[i];
+  }
+}
+
+absl::Status LockedVocabulary::CheckKind(KeyKind kind) const {
+  return CheckKeyKind(table_, numbers_, kind);
+}
+
+absl::Status LockedVocabulary::NextStep(int32_t* step) const {
+  return NextVocabularyStep(table_, numbers_, step);
 }
 
 void LockedVocabulary::CountStep(int32_t step, KeyKind kind,
                                  const VocabularyCounts& counts) {
   numbers_[kVocabularyStep] = step;
   if (kind != kNoKeysYet && counts.num_lookups > 0) numbers_[kKeyKind] = kind;
-  const int64_t found[] = {counts.num_lookups,  counts.num_known,
-                           counts.num_probes,   counts.num_admitted,
-                           counts.num_rejected, counts.num_full,
-                           counts.num_evicted,  counts.num_expired};
-  for (int i = 0; i < kNumVocabularyNumbers - kFirstCount; ++i) {
-    numbers_[kFirstCount + i] += found[i];
-  }
+  AddCounts(counts, numbers_);
 }
 
 void LockedVocabulary::CountEvicted(int64_t num_evicted, int64_t num_expired) {

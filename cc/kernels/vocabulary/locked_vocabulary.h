@@ -44,6 +44,15 @@ absl::Status ReadPolicy(const std::string& admission, const std::string& evict,
                         VocabularyPolicy* policy);
 constexpr size_t kNumPolicyNumbers = 6;
 
+// Refuses strings where the keys were integers, and the other way round.
+absl::Status CheckKeyKind(const std::string& table, Span<const int64_t> numbers,
+                          KeyKind kind);
+// The number of the next training step.
+absl::Status NextVocabularyStep(const std::string& table,
+                                Span<const int64_t> numbers, int32_t* step);
+// Adds what a step, or something else, has counted.
+void AddCounts(const VocabularyCounts& counts, Span<int64_t> numbers);
+
 // Not copied or moved: the state has views of the partitions.
 class LockedVocabulary {
  public:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.embedding.servers import key_cases
 from tf_layoutmap.embedding.servers import closures
 
 tpu = tf.tpu.experimental.embedding
@@ -462,12 +463,40 @@ def pipelined(strategy, coordinator):
 
 
 def open_vocabulary(strategy, coordinator):
-    del coordinator
-    ads = tpu.TableConfig(16, 4, initializer=tf.ones_initializer(), name="ads")
+    """Beside the host engine, with keys that give their rows away."""
+    host = key_cases.embedding({"evict": "lru"})
     with strategy.scope():
-        tlm.TPUEmbedding(
-            {"a": tpu.FeatureConfig(ads)}, tpu.SGD(0.5),
-            vocabularies={"ads": tlm.OpenVocabulary(capacity=16)})
+        ours = key_cases.embedding({"evict": "lru"}, partitioner=PARTITIONER)
+    steps = key_cases.step_of(ours), key_cases.step_of(host)
+    wrong = []
+    for number in range(NUM_STEPS):
+        ids, weights = key_cases.batch(number, most=400)
+        future = coordinator.schedule(steps[0], args=(ids, weights["bag"]))
+        expected = steps[1](ids, weights["bag"])
+        coordinator.join()
+        for name, one in future.fetch().items():
+            if np.asarray(one).tobytes() != expected[name].numpy().tobytes():
+                wrong.append(f"activation {name}, step {number}")
+    path = tf.train.Checkpoint(embedding=ours).write(str(FOLDER / "keys"))
+    fresh = key_cases.embedding({"evict": "lru"})
+    tf.train.Checkpoint(embedding=fresh).read(path).assert_consumed()
+    keys = host.vocabularies["words"].keys()
+    if not (ours.vocabularies["words"].lookup(keys)
+            == host.vocabularies["words"].lookup(keys)).numpy().all():
+        wrong.append("lookup")
+    if ours.vocabularies["words"].stats() != host.vocabularies["words"].stats():
+        wrong.append("stats")
+    tasks = {shard.device.split("/")[3] for shard in
+             ours.vocabularies["words"].key_variable.variables}
+    ops = steps[0].get_concrete_function(
+        *(tf.nest.map_structure(tf.type_spec_from_value, one)
+          for one in (ids, weights["bag"]))).graph.get_operations()
+    calls = sorted((one.device[-10:], one.type.removeprefix("LayoutMap>"))
+                   for one in ops
+                   if "job:ps" in one.device and one.type != "Placeholder")
+    return [wrong, key_cases.differences(ours, host),
+            key_cases.differences(fresh, host), sorted(tasks),
+            [name for _, name in calls]]
 
 
 def host_asked_for(strategy, coordinator):

@@ -126,13 +126,21 @@ def test_a_step_is_two_calls_of_each_server_for_any_number_of_tables(by_two):
                                                   ("FetchRows", 1)]]
 
 
+def test_so_it_is_with_keys_whose_tables_are_those_of_one_process(found):
+    wrong, ours, restored, tasks, calls = found["open_vocabulary"]
+    assert [wrong, ours, restored] == [[], [], []]
+    assert len(tasks) == 2
+    num_servers = found["stats"][3]
+    assert sorted(calls) == ["ApplyRows"] * num_servers + (
+        ["FetchKeys"] * num_servers)
+
+
 def test_tables_on_servers_are_looked_up_without_a_step(found):
     assert found["looked_up_without_a_step"] == []
 
 
 @pytest.mark.parametrize("case, words", [
     ("pipelined", "`pipeline_execution_with_tensor_core` must be False"),
-    ("open_vocabulary", "`vocabularies` must be None"),
     ("host_asked_for", "`engine` must be \"auto\" under ParameterServer"),
     ("dequeue_elsewhere", "made in one tf.function"),
     ("traced_training", "must be a Python bool")])

@@ -96,7 +96,7 @@ def one_process():
                        validation_data=batches())
     made.save_weights(FOLDER / "host.weights.h5")
     return (numbers(history), values(made), made.predict(IDS, verbose=0),
-            one_process_with_tables())
+            one_process_with_tables(), one_process_with_keys())
 
 
 HOST: tuple = ()
@@ -199,6 +199,76 @@ def tables_in_layers(strategy):
             sorted(devices)]
 
 
+def key_model(strategy=None):
+    """Keys in both layers: of a table of ads, and words as strings."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        inputs = {"a": keras.Input([2], dtype="int64", name="a"),
+                  "b": keras.Input([3], dtype="int64", name="b")}
+        table = tpu.TableConfig(
+            64, 4, combiner="mean", name="t",
+            initializer=tf.random_uniform_initializer(-1.0, 1.0))
+        layer = layers.TPUEmbedding(
+            {"a": tpu.FeatureConfig(table, name="a")}, tpu.Adagrad(0.3),
+            vocabularies={"t": tlm.OpenVocabulary(64, unknown="row")})
+        words = layers.ShardedEmbedding(
+            tlm.OpenVocabulary(64, min_count=2, admission="count"), 4,
+            num_shards=2, name="words", optimizer=tpu.Adagrad(0.3))
+        rows = keras.layers.Flatten()(words(inputs["b"]))
+        made = keras.Model(inputs, keras.layers.Dense(
+            1, kernel_initializer="ones")(keras.layers.Concatenate()(
+                [layer({"a": inputs["a"]})["a"], rows])))
+        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    made.key_layers = layer, words
+    return made
+
+
+def key_parts(made):
+    """Keys and their rows, by key, of both layers; and the dense weights."""
+    found = []
+    for vocabulary, rows in [
+            (made.key_layers[0].embedding.vocabularies["t"],
+             next(iter(made.key_layers[0].embedding_tables.values()))),
+            (made.key_layers[1].vocabulary, made.key_layers[1].embeddings)]:
+        keys = np.sort(vocabulary.keys().numpy())
+        found += [keys, tf.convert_to_tensor(rows).numpy()[
+            vocabulary.lookup(keys).numpy()], np.array(
+                list(vocabulary.stats().values())[:-1])]
+    return [*found, *(one.numpy() for one in
+                      made.layers[-1].trainable_weights)]
+
+
+def one_process_with_keys():
+    made = key_model()
+    history = made.fit(batches(), epochs=2, verbose=0,
+                       validation_data=batches())
+    made.save_weights(FOLDER / "keys.weights.h5")
+    return (key_parts(made), numbers(history),
+            made.predict(IDS, verbose=0))
+
+
+def keys_in_layers(strategy):
+    made = key_model(strategy)
+    history = made.fit(datasets(), epochs=2, verbose=0,
+                       validation_data=datasets())
+    expected, logs, predicted = HOST[4]
+    trained = same(key_parts(made), expected)
+    made.save_weights(FOLDER / "keys_of_servers.weights.h5")
+    alone, again = key_model(), key_model(strategy)
+    alone.load_weights(FOLDER / "keys_of_servers.weights.h5")
+    again.load_weights(FOLDER / "keys.weights.h5")
+    close = [np.allclose(one.predict(IDS, verbose=0), predicted, rtol=1e-5)
+             for one in (made, alone, again)]
+    if KERAS == "keras":
+        made.export(FOLDER / "served_keys", verbose=False)
+        loaded = tf.saved_model.load(FOLDER / "served_keys")
+        close.append(np.allclose(loaded.serve(
+            {name: tf.constant(ids) for name, ids in IDS.items()}),
+            predicted, rtol=1e-5))
+    return [all(trained), all(same(key_parts(alone), expected)),
+            all(same(key_parts(again), expected)),
+            numbers(history) == logs, all(map(bool, close))]
+
+
 class Ends(keras.callbacks.Callback):
     """Ends a `fit` after its first epoch, and counts batches."""
 
@@ -286,8 +356,8 @@ def bad_id(strategy):
 CASES = {
     **{case.__name__: case for case in [
         trains_to_the_bit, bfloat16_on_the_wire, files_go_both_ways,
-        predicts_evaluates_and_exports,
-        tables_in_layers, callbacks_work, steps_of_an_epoch]},
+        predicts_evaluates_and_exports, tables_in_layers, keys_in_layers,
+        callbacks_work, steps_of_an_epoch]},
     **{name: refused(call) for name, call in {
         "bad_id": bad_id,
         "other_logs": other_logs,

@@ -53,6 +53,10 @@ def test_tables_in_layers_are_those_of_one_process_to_the_bit(found):
     assert jobs == ["job:ps"]
 
 
+def test_so_are_keys_in_layers_their_rows_counts_and_files(found):
+    assert found["keys_in_layers"] == [True] * 5
+
+
 def test_predicts_evaluates_and_exports(found):
     assert found["predicts_evaluates_and_exports"] is True
 

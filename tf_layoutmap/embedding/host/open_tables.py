@@ -88,7 +88,7 @@ class OpenTables:
         return {"state": _handles(self._state),
                 "shards": _handles(self._shards),
                 "slots": _handles(self._slots),
-                "key_kinds": [self._kind_of(number, inputs)
+                "key_kinds": [kind_of_keys(self._spec, number, inputs)
                               for number in self._numbers],
                 **self._attrs}
 
@@ -132,18 +132,33 @@ class OpenTables:
             _call(self._tellers[table], [found.evicted, *found.values])
         return found.evicted
 
-    def _kind_of(self, table: int, inputs) -> int:
-        features = self._spec.features
-        kinds = {one.kind: features[number % len(features)].name
-                 for number, one in enumerate(inputs)
-                 if features[number % len(features)].table == table}
-        if len(kinds) > 1:
-            raise ValueError(
-                "Features of one open table must all have integers or all "
-                f"have strings. Received: {key_tensors.KINDS[1]} of "
-                f"{kinds[1]!r}, {key_tensors.KINDS[2]} of {kinds[2]!r} (table "
-                f"{self._spec.tables[table].name!r}).")
-        return next(iter(kinds))
+
+
+def kind_of_keys(
+    spec: config.EmbeddingSpec, table: int,
+    inputs: Sequence[feature_inputs.FeatureIds],
+) -> int:
+    """Returns what the keys of a table are made of, in a batch.
+
+    Args:
+      spec: Tables and features.
+      table: The number of the table.
+      inputs: By replica, then by feature.
+
+    Raises:
+      ValueError: If features of it have integers and strings.
+    """
+    features = spec.features
+    kinds = {one.kind: features[number % len(features)].name
+             for number, one in enumerate(inputs)
+             if features[number % len(features)].table == table}
+    if len(kinds) > 1:
+        raise ValueError(
+            "Features of one open table must all have integers or all "
+            f"have strings. Received: {key_tensors.KINDS[1]} of "
+            f"{kinds[1]!r}, {key_tensors.KINDS[2]} of {kinds[2]!r} (table "
+            f"{spec.tables[table].name!r}).")
+    return next(iter(kinds))
 
 
 def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:

@@ -12,6 +12,7 @@ from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import (
     closures,
+    key_step_ops,
     lookups,
     step_ops,
     steps_in_flight,
@@ -44,20 +45,22 @@ class ServersBackend:
         """Takes the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If updates are to wait for the next step, or a
-            table takes ids as they come.
+          NotImplementedError: If updates are to wait for the next step, or
+            somebody is to be told of keys that go.
         """
         if is_pipelined:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
                 "under ParameterServerStrategy, whose workers overlap their "
                 "steps as it is. Received: True.")
-        if spec.has_open_tables:
+        telling = [one.name for one in spec.tables if one.vocabulary and
+                   one.vocabulary.settings.on_evict is not None]
+        if telling:
             raise NotImplementedError(
-                "Argument `vocabularies` must be None under "
-                "ParameterServerStrategy: the keys of a table are not "
-                "kept on servers yet. Received: "
-                f"{[one.name for one in spec.tables if one.vocabulary]}.")
+                "Argument `on_evict` of tlm.OpenVocabulary must be None under "
+                "ParameterServerStrategy: keys go in the calls of workers, "
+                "which cannot call back into this program. Received: it for "
+                f"tables {telling}.")
         self._feature_config = feature_config
         self._spec = spec
         self._out_of_range = out_of_range
@@ -101,7 +104,9 @@ class ServersBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Groups the variables by server."""
-        self._ops = step_ops.StepOps(
+        kind = (key_step_ops.KeyStepOps if self._spec.has_open_tables
+                else step_ops.StepOps)
+        self._ops = kind(
             self._shapes.fix_spec(), variables, self._devices,
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed, wire_dtype=self._wire_dtype)
@@ -119,14 +124,19 @@ class ServersBackend:
                 f"function that enqueues it. Received: {training!r}.")
         self._modes.enqueued(name, training)
         (_, inputs), = batch.steps
-        plan, requests = self._started.plan(inputs)
-        self._steps.enqueue(steps_in_flight.Step(plan, requests, training))
+        # A traced step that nothing applies is forward-only.
+        plan, requests = self._started.begin(
+            inputs, None if training and not tf.executing_eagerly()
+            else training)
+        self._steps.enqueue(
+            steps_in_flight.Step(plan, plan, requests, training))
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         step = self._steps.dequeue()
         self._modes.dequeued(name)
         step.fetched = self._started.fetch(step.requests)
+        step.plan = self._started.placed(step.plan, step.fetched)
         activations = self._shapes.shape_all_activations(
             self._started.combine(step.plan, step.fetched))
         self._shapes.note_dequeued(0, activations)
@@ -137,6 +147,7 @@ class ServersBackend:
         self._modes.applied(name)
         flat = self._shapes.flat_gradients(0, gradients)
         step = self._steps.take_dequeued()
+        self._started.train(step.begun)
         self._started.apply(
             step.plan, step.fetched, flat,
             step_gradients.hyperparameters(self._spec.tables),
@@ -151,8 +162,9 @@ class ServersBackend:
     ) -> tuple[Any, list[tf.Tensor]]:
         """Looks up outside of the order of steps, as a layer does."""
         inputs = self._reader.read_features(features, weights)
-        plan, requests = self._started.plan(inputs)
+        plan, requests = self._started.begin(inputs, True)
         fetched = self._started.fetch(requests)
+        plan = self._started.placed(plan, fetched)
         activations = self._shapes.shape_all_activations(
             self._started.combine(plan, fetched))
         return self._lookups.open(plan, fetched), activations
@@ -184,12 +196,21 @@ class ServersBackend:
 
     def evict_keys(self, table: int, keys: tf.Tensor, *,
                    expired: bool) -> tf.Tensor:
-        """Refuses: tables over servers have no open vocabularies."""
-        raise _needs_host("An open vocabulary")
+        """Takes rows of keys away; see `Vocabulary`."""
+        assert isinstance(self._ops, key_step_ops.KeyStepOps)
+        return self._ops.evict_keys(table, keys, expired=expired)
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Refuses, as `evict_keys`."""
-        raise _needs_host("An open vocabulary")
+        """Refuses: steps that workers have traced know its variables.
+
+        Raises:
+          NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "`resize` of a vocabulary on parameter servers must not be called; "
+            "tlm.convert_vocabularies gives a checkpoint another capacity. "
+            f"Received: capacity {capacity} (table "
+            f"{self._spec.tables[table].name!r}).")
 
     def watch_changes(self) -> Any:
         """Refuses: nothing notes which rows the servers write."""
@@ -200,6 +221,9 @@ class ServersBackend:
 
     def reset(self) -> None:
         """Forgets the eager steps of this thread."""
+        last = self._steps.last_of_thread()
+        if last is not None and last.training and last.fetched is not None:
+            self._started.forget(last.fetched)
         self._steps.reset()
 
     def describe(self) -> dict[str, Any]:

@@ -50,12 +50,25 @@ def begin(numbers: tf.Tensor) -> Closure:
 def token_to_apply() -> tf.Tensor:
     """Returns the token of the closure around, of number -1 if there is none.
     """
+    closure = _closure_around()
+    if closure is None:
+        return tf.constant(_NONE, tf.int64)
+    closure.num_applied += 1
+    return closure.token
+
+
+def token_to_fetch() -> tf.Tensor:
+    """Returns the token that a closure looks keys up with, as above."""
+    closure = _closure_around()
+    return tf.constant(_NONE, tf.int64) if closure is None else closure.token
+
+
+def _closure_around() -> Closure | None:
     graph = None if tf.executing_eagerly() else (
         tf.compat.v1.get_default_graph())
     while graph is not None:
         closure = getattr(graph, _ATTRIBUTE, None)
         if closure is not None:
-            closure.num_applied += 1
-            return closure.token
+            return closure
         graph = getattr(graph, "outer_graph", None)
-    return tf.constant(_NONE, tf.int64)
+    return None

@@ -24,7 +24,7 @@ APPLIED_SIZE = 2054
 
 
 @dataclasses.dataclass
-class _Server:
+class Server:
     """The shards of one server, by table and then by shard."""
 
     device: str
@@ -33,6 +33,7 @@ class _Server:
     slots: list[Any] = dataclasses.field(default_factory=list)
     rounding_steps: list[Any] = dataclasses.field(default_factory=list)
     tables: list[int] = dataclasses.field(default_factory=list)
+    numbers: list[int] = dataclasses.field(default_factory=list)
     first_rows: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -71,9 +72,9 @@ class StepOps:
           rounding_seed: Of tables with 16-bit rows.
           wire_dtype: How rows and gradients travel.
         """
-        self._spec = spec
+        self.spec = spec
         self._rounding_seed = rounding_seed
-        self._servers: list[_Server] = []
+        self.servers: list[Server] = []
         shard_servers = []
         for number, table in enumerate(spec.tables):
             shards = tables.shards_of(variables[table.name][tables.PARAMETERS])
@@ -81,11 +82,11 @@ class StepOps:
             for shard, device in enumerate(devices[number]):
                 index = self._index_of(device)
                 shard_servers.append(index)
-                self._add(self._servers[index], number, shard, first_row,
+                self._add(self.servers[index], number, shard, first_row,
                           variables[table.name])
                 first_row += known_size(shards[shard])
         self._plan_attrs = {
-            "num_servers": len(self._servers),
+            "num_servers": len(self.servers),
             "shard_servers": shard_servers,
             "wire_dtype": tf.as_dtype(wire_dtype),
             **host_engine.config_attrs(
@@ -95,7 +96,7 @@ class StepOps:
     @property
     def devices(self) -> list[str]:
         """Of the servers that have shards."""
-        return [one.device for one in self._servers]
+        return [one.device for one in self.servers]
 
     def _index_of(self, device: str) -> int:
         if device not in self.devices:
@@ -103,13 +104,14 @@ class StepOps:
                 applied = _tf_private.ResourceVariable(
                     tf.zeros([APPLIED_SIZE], tf.int64), trainable=False,
                     name="closures_applied")
-            self._servers.append(_Server(device, applied))
+            self.servers.append(Server(device, applied))
         return self.devices.index(device)
 
-    def _add(self, server: _Server, number: int, shard: int, first_row: int,
+    def _add(self, server: Server, number: int, shard: int, first_row: int,
              variables: dict[str, Any]):
-        table = self._spec.tables[number]
+        table = self.spec.tables[number]
         server.tables.append(number)
+        server.numbers.append(shard)
         server.first_rows.append(first_row)
         server.shards.append(
             tables.shards_of(variables[tables.PARAMETERS])[shard])
@@ -126,13 +128,48 @@ class StepOps:
         return _ops.plan_step(
             **host_engine.batch_inputs(features), **self._plan_attrs)
 
+    def begin(
+        self, features: host_engine.StepInputs, training: bool | None,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the plan of a step, and what to ask each server.
+
+        Args:
+          features: The batch.
+          training: Whether gradients follow; None while a function is traced,
+            where `train` says so if they do.
+        """
+        del training  # Of rows, it is the same.
+        return self.plan(features)
+
+    def train(self, begun: tf.Tensor) -> None:
+        """Makes a step of the function being traced one that trains.
+
+        Args:
+          begun: The plan, of `begin`.
+        """
+
+    def placed(
+        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns the plan for `combine` and `apply`.
+
+        Args:
+          plan: Of `begin`.
+          fetched: Of `fetch`.
+        """
+        del fetched
+        return plan
+
+    def forget(self, fetched: Sequence[tf.Tensor]) -> None:
+        """Lets servers know, if they must, that a step gets no gradients."""
+
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Reads the rows of a step, in one call of each server."""
         fetched = []
-        for server, request in zip(self._servers, requests):
+        for server, request in zip(self.servers, requests):
             with tf.device(server.device):
                 fetched.append(_ops.fetch_rows(
-                    shards=_handles(server.shards),
+                    shards=handles(server.shards),
                     applied=server.applied.handle, request=request,
                     **self._describe(server)))
         return fetched
@@ -141,10 +178,10 @@ class StepOps:
         self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns the activations, one per feature."""
-        features = self._spec.features
+        features = self.spec.features
         return _ops.combine_rows(
             plan=plan, fetched=list(fetched), num_features=len(features),
-            dims=[self._spec.table_of(one).dim for one in features],
+            dims=[self.spec.table_of(one).dim for one in features],
             max_sequence_lengths=[
                 one.max_sequence_length for one in features])
 
@@ -165,13 +202,14 @@ class StepOps:
         requests = _ops.fold_gradients(
             plan=plan, fetched=list(fetched), gradients=list(gradients),
             hyperparameters=list(hyperparameters), token=token)
-        for server, request in zip(self._servers, requests):
-            specs = [self._spec.tables[one] for one in server.tables]
+        for server, request in zip(self.servers, requests):
+            specs = [self.spec.tables[one] for one in server.tables]
             with tf.device(server.device):
                 _ops.apply_rows(
-                    shards=_handles(server.shards),
-                    slots=_handles(server.slots),
-                    rounding_steps=_handles(server.rounding_steps),
+                    shards=handles(server.shards),
+                    slots=handles(server.slots),
+                    rounding_steps=handles(server.rounding_steps),
+                    fetched_steps=handles(self._fetched_steps(server)),
                     applied=server.applied.handle,
                     request=request, table_numbers=server.tables,
                     first_rows=server.first_rows,
@@ -186,17 +224,23 @@ class StepOps:
     def count(self) -> dict[str, Counts]:
         """Returns what each server has counted, by its device."""
         found = {}
-        for server in self._servers:
+        for server in self.servers:
             head = server.applied.numpy()[2:6].tolist()
             found[server.device] = Counts(*head)
         return found
 
-    def _describe(self, server: _Server) -> dict[str, Any]:
-        specs = [self._spec.tables[one] for one in server.tables]
+    def _fetched_steps(self, server: Server) -> list[Any]:
+        """What a server knows of steps whose rows it has sent."""
+        del server
+        return []
+
+    def _describe(self, server: Server) -> dict[str, Any]:
+        specs = [self.spec.tables[one] for one in server.tables]
         return {"tables": [one.name for one in specs],
                 "dims": [one.dim for one in specs],
                 "dtypes": [tf.as_dtype(one.dtype) for one in specs]}
 
 
-def _handles(variables: Sequence[Any]) -> list[tf.Tensor]:
+def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns what ops take of variables."""
     return [variable.handle for variable in variables]

@@ -20,12 +20,14 @@ class Step:
     """A batch on its way.
 
     Attributes:
-      plan: Of `StepOps.plan`.
+      begun: The plan, of `StepOps.begin`.
+      plan: The same, or that of `StepOps.placed` after `dequeue`.
       requests: What to ask each server.
       training: Whether gradients may follow.
       fetched: What the servers sent; None before `dequeue`.
     """
 
+    begun: Any
     plan: Any
     requests: Any
     training: bool
@@ -74,6 +76,10 @@ class StepsInFlight(step_queues.StepQueues[Step]):
         queue = self._queue()
         queue.pending.clear()
         queue.last = None
+
+    def last_of_thread(self) -> Step | None:
+        """Returns the eager step of this thread that was dequeued last."""
+        return self._queue().last if tf.executing_eagerly() else None
 
     def describe(self) -> tuple[int, bool]:
         """Returns the eager steps pending here, and whether one awaits."""

@@ -7,7 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private, partition
-from tf_layoutmap.embedding.servers import copied_count, placement
+from tf_layoutmap.embedding.servers import (
+    copied_count,
+    placement,
+    vocabulary_variables,
+)
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import tables
 
@@ -70,6 +74,10 @@ class ServerTables:
                 variables[table.name][tables.ROUNDING_STEPS] = (
                     copied_count.CopiedCount([
                         _create_count(table, device) for device in where]))
+            if table.vocabulary is not None:
+                variables[table.name].update(
+                    vocabulary_variables.create_variables(
+                        table.vocabulary.settings, table.name, where))
         return variables, devices
 
 

@@ -49,7 +49,9 @@ def create_tables(
         `tf.distribute.experimental.partitioners`: of `shape` and `dtype`,
         giving the number of shards of each axis.
       place: None for the host, or what says where each shard is. First values
-        are drawn on the host in any case, and creators are not asked.
+        are drawn on the host in any case, and creators are not asked. Whoever
+        says so makes the variables of open vocabularies, whose shards are then
+        whole segments.
       only: None, or the one shard of each table that is made here, as a plain
         variable; one row where a table has no such shard. Creators are not
         asked.
@@ -72,7 +74,8 @@ def create_tables(
     with (tf.device(HOST), tf.name_scope(""),
           creation_progress.shown(sum(map(_num_bytes, spec.tables)))):
         for table in spec.tables:
-            num_shards = _num_shards(table, partitioner)
+            num_shards = _num_shards(
+                table, partitioner, by_segment=place is not None)
             variables[table.name] = _create_table(
                 table, num_shards, place, only)
     return variables
@@ -93,7 +96,8 @@ def create_table(
         return _create_table(table, _num_shards(table, partitioner), None)
 
 
-def _num_shards(table: config.TableSpec, partitioner) -> int:
+def _num_shards(table: config.TableSpec, partitioner, *,
+                by_segment: bool = False) -> int:
     if partitioner is None:
         return 1
     parts = [int(part) for part in partitioner(
@@ -104,17 +108,24 @@ def _num_shards(table: config.TableSpec, partitioner) -> int:
             "[num_shards, 1]. Received: "
             f"{parts} (table {table.name!r}).")
     # A shard without rows has nothing to hold.
-    open_table = table.vocabulary
-    return min(parts[0], table.num_rows if open_table is None
-               else open_table.settings.num_buckets)
+    if table.vocabulary is None:
+        return min(parts[0], table.num_rows)
+    num_buckets = table.vocabulary.settings.num_buckets
+    return min(parts[0], bucket_layout.num_segments(num_buckets)
+               if by_segment else num_buckets)
 
 
 def _create_table(table: config.TableSpec, num_shards: int,
                   place: Place | None, only: int | None = None):
     settings = table.vocabulary and table.vocabulary.settings
-    cut = (partition.RowPartition.div(table.num_rows, num_shards)
-           if settings is None else bucket_layout.row_partition(
-               settings.num_buckets, num_shards))
+    if settings is None:
+        cut = partition.RowPartition.div(table.num_rows, num_shards)
+    else:
+        # A server must have all places that a key may have.
+        buckets = (bucket_layout.bucket_partition if place is None
+                   else bucket_layout.segment_partition)
+        cut = bucket_layout.row_partition(
+            buckets(settings.num_buckets, num_shards))
     devices = None if place is None else place(table, cut)
     # The engine trains a table that has an optimizer; a tape and a second
     # optimizer must not find it among the trainable variables.
@@ -137,7 +148,7 @@ def _create_table(table: config.TableSpec, num_shards: int,
             tf.constant(0, tf.int64), trainable=False,
             name=f"{table.name}/{ROUNDING_STEPS}",
             distribute_strategy=table_variable.strategy_in_scope())
-    if settings is not None:
+    if settings is not None and place is None:
         variables.update(vocabulary_variables.create_variables(
             settings, table.name, num_shards))
     return variables

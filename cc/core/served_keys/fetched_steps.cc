@@ -1,0 +1,126 @@
+#include "cc/core/served_keys/fetched_steps.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cc/core/base/status.h"
+#include "cc/core/servers/applied_closures.h"
+
+namespace layoutmap {
+
+using std::to_string;
+
+namespace {
+
+enum Count { kTickets, kSteps, kEpoch };
+enum Field { kTicket, kStep, kNumUpdates, kNumber, kAttempt };
+
+// Far from where sums of them would wrap around.
+constexpr int64_t kMost = int64_t{1} << 60;
+
+}  // namespace
+
+int64_t* FetchedSteps::RecordOf(const ClosureToken& token) const {
+  int64_t* const found = record(token.number % AppliedClosures::kWindow);
+  return state_[kEpoch] == token.epoch && found[kTicket] > 0 &&
+                 found[kNumber] == token.number
+             ? found
+             : nullptr;
+}
+
+int64_t* FetchedSteps::RecordOfTicket(int64_t ticket) const {
+  for (int64_t i = 0; ticket > 0 && i < kNumRecords; ++i) {
+    if (record(i)[kTicket] == ticket) return record(i);
+  }
+  return nullptr;
+}
+
+Status FetchedSteps::Check(const ClosureToken& token, bool* is_repeated) const {
+  *is_repeated = false;
+  for (int64_t i = 0; i < kNumCounts; ++i) {
+    if (state_[i] >= 0 && state_[i] <= kMost) continue;
+    return InvalidArgument(
+        "The state of fetched steps must start as zeros. Received: " +
+        to_string(state_[i]) + " at place " + to_string(i));
+  }
+  if (!token.has_number()) return Status();
+  if (token.epoch < state_[kEpoch]) {
+    return FailedPrecondition(
+        "Closure " + to_string(token.number) + " of epoch " +
+        to_string(token.epoch) + " comes after epoch " +
+        to_string(state_[kEpoch]) + " has begun: it was given up");
+  }
+  const int64_t* const earlier = RecordOf(token);
+  if (earlier == nullptr) return Status();
+  *is_repeated = true;
+  if (token.attempt != 0 && earlier[kAttempt] == token.attempt) {
+    return FailedPrecondition(
+        "Closure " + to_string(token.number) +
+        " has looked up keys of this embedding in a training step already, "
+        "and may do so once: let a step take one batch, and run more steps");
+  }
+  return Status();
+}
+
+void FetchedSteps::Begin(const ClosureToken& token) {
+  if (!token.has_number() || token.epoch <= state_[kEpoch]) return;
+  state_[kEpoch] = token.epoch;
+  for (int64_t i = 0; i < AppliedClosures::kWindow; ++i) record(i)[kTicket] = 0;
+}
+
+int64_t FetchedSteps::OldestAge() const {
+  int64_t oldest = state_[kSteps] + 1;
+  for (int64_t i = 0; i < kNumRecords; ++i) {
+    if (record(i)[kTicket] > 0) oldest = std::min(oldest, record(i)[kStep]);
+  }
+  return state_[kSteps] + 1 - std::max<int64_t>(oldest, 0);
+}
+
+int64_t FetchedSteps::AgeOf(const ClosureToken& token) const {
+  const int64_t* const found = RecordOf(token);
+  return found == nullptr
+             ? 0
+             : state_[kSteps] + 1 - std::max<int64_t>(found[kStep], 0);
+}
+
+int64_t FetchedSteps::Add(const ClosureToken& token, int64_t num_updates) {
+  const int64_t ticket = ++state_[kTickets];
+  const int64_t step = ++state_[kSteps];
+  int64_t* const made = record(
+      token.has_number() ? token.number % AppliedClosures::kWindow
+                         : AppliedClosures::kWindow + ticket % kMostOpen);
+  made[kTicket] = ticket;
+  made[kStep] = step;
+  made[kNumUpdates] = num_updates;
+  made[kNumber] = token.number;
+  made[kAttempt] = token.attempt;
+  return ticket;
+}
+
+int64_t FetchedSteps::Renew(const ClosureToken& token, int64_t num_updates) {
+  int64_t* const found = RecordOf(token);
+  found[kTicket] = ++state_[kTickets];
+  found[kNumUpdates] = num_updates;
+  found[kAttempt] = token.attempt;
+  return found[kTicket];
+}
+
+Status FetchedSteps::Find(int64_t ticket, int64_t* num_updates) const {
+  const int64_t* const found = RecordOfTicket(ticket);
+  if (found != nullptr) {
+    *num_updates = found[kNumUpdates];
+    return Status();
+  }
+  return FailedPrecondition(
+      "The gradients of this step come too late: its rows may be those of "
+      "other keys by now. Its closure has run again or was given up, or " +
+      to_string(kMostOpen) +
+      " steps without a closure have begun since. Nothing was applied");
+}
+
+void FetchedSteps::Forget(int64_t ticket) {
+  if (int64_t* const found = RecordOfTicket(ticket)) found[kTicket] = 0;
+}
+
+}  // namespace layoutmap

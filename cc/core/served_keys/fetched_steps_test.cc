@@ -1,0 +1,100 @@
+#include "cc/core/served_keys/fetched_steps.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+class FetchedStepsTest : public testing::Test {
+ protected:
+  FetchedSteps steps() { return FetchedSteps(state_); }
+
+  // What a server does with a fetch: its ticket.
+  int64_t Fetch(const ClosureToken& token, int64_t num_updates = 0) {
+    bool is_repeated = false;
+    const Status status = steps().Check(token, &is_repeated);
+    EXPECT_TRUE(status.ok()) << status.message();
+    steps().Begin(token);
+    return is_repeated ? steps().Renew(token, num_updates)
+                       : steps().Add(token, num_updates);
+  }
+
+  bool IsAwaited(int64_t ticket) {
+    int64_t num_updates = 0;
+    return steps().Find(ticket, &num_updates).ok();
+  }
+
+  std::string Refusal(const ClosureToken& token) {
+    const std::vector<int64_t> before = state_;
+    bool is_repeated = false;
+    const std::string message = steps().Check(token, &is_repeated).message();
+    EXPECT_EQ(state_, before);
+    return message;
+  }
+
+  std::vector<int64_t> state_ = std::vector<int64_t>(FetchedSteps::kSize, 0);
+};
+
+const ClosureToken kNone;
+
+TEST_F(FetchedStepsTest, AStepIsAwaitedUntilItIsForgotten) {
+  EXPECT_EQ(steps().OldestAge(), 0);
+  const int64_t first = Fetch(kNone), second = Fetch({1, 0, 7}, 5);
+  EXPECT_EQ(steps().OldestAge(), 2);
+  int64_t num_updates = 0;
+  ASSERT_TRUE(steps().Find(second, &num_updates).ok());
+  EXPECT_EQ(num_updates, 5);
+  steps().Forget(first);
+  EXPECT_EQ(steps().OldestAge(), 1);
+  steps().Forget(second);
+  steps().Forget(second);
+  EXPECT_EQ(steps().OldestAge(), 0);
+  EXPECT_FALSE(IsAwaited(first));
+}
+
+TEST_F(FetchedStepsTest, AClosureThatComesAgainKeepsItsPlaceAndGetsATicket) {
+  const int64_t first = Fetch({1, 3, 7});
+  Fetch({1, 4, 8});
+  EXPECT_EQ(steps().AgeOf({1, 3, 9}), 2);
+  const int64_t again = Fetch({1, 3, 9}, 2);
+  EXPECT_EQ(steps().AgeOf({1, 3, 9}), 2);
+  EXPECT_FALSE(IsAwaited(first));
+  EXPECT_TRUE(IsAwaited(again));
+}
+
+TEST_F(FetchedStepsTest, OneRunFetchesOnce) {
+  Fetch({1, 3, 7});
+  EXPECT_NE(Refusal({1, 3, 7}).find("may do so once"), std::string::npos);
+  EXPECT_EQ(Refusal({1, 4, 7}), "");
+}
+
+TEST_F(FetchedStepsTest, ANewEpochEndsTheClosuresBefore) {
+  const int64_t old = Fetch({1, 3, 7}), open = Fetch(kNone);
+  const int64_t fresh = Fetch({2, 3, 8});
+  EXPECT_FALSE(IsAwaited(old));
+  EXPECT_TRUE(IsAwaited(open));
+  EXPECT_TRUE(IsAwaited(fresh));
+  EXPECT_NE(Refusal({1, 4, 9}).find("given up"), std::string::npos);
+}
+
+TEST_F(FetchedStepsTest, StepsWithoutAClosureExpire) {
+  const int64_t first = Fetch(kNone);
+  for (int64_t i = 1; i < FetchedSteps::kMostOpen; ++i) Fetch(kNone);
+  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMostOpen);
+  EXPECT_TRUE(IsAwaited(first));
+  Fetch(kNone);
+  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMostOpen);
+  EXPECT_FALSE(IsAwaited(first));
+}
+
+TEST_F(FetchedStepsTest, AStateOfNonsenseIsRefused) {
+  state_[1] = -5;
+  EXPECT_NE(Refusal(kNone).find("must start as zeros"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,173 @@
+#include "cc/core/served_keys/key_messages.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/servers/wire.h"
+
+namespace layoutmap {
+
+using std::to_string;
+
+namespace {
+
+constexpr int64_t kStart = 4 * sizeof(int64_t);
+constexpr int64_t kWord = sizeof(uint32_t);
+
+int64_t RoundUp(int64_t size) { return (size + 7) / 8 * 8; }
+
+// The token, whether it trains, type, counts and kinds.
+int64_t HeaderBytes(int64_t num_pieces) {
+  return RoundUp(kStart + (1 + 2 * num_pieces) * kWord);
+}
+
+template <typename T>
+T Take(const uint8_t** bytes) {
+  T value;
+  std::memcpy(&value, *bytes, sizeof(value));
+  *bytes += sizeof(value);
+  return value;
+}
+
+template <typename T>
+void Put(T value, uint8_t** bytes) {
+  std::memcpy(*bytes, &value, sizeof(value));
+  *bytes += sizeof(value);
+}
+
+Status TooShort(int64_t size) {
+  return InvalidArgument(
+      "`request` must have the closure, a type of values and, for each shard "
+      "here, a number of rows or keys and these. Received: " +
+      to_string(size) + " bytes, too few");
+}
+
+// How often each key is used, from sums that ascend.
+Status ToTimes(const std::string& where, std::vector<uint32_t>* sums,
+               int64_t* num_uses) {
+  uint32_t last = 0;
+  for (uint32_t& one : *sums) {
+    const uint32_t sum = one;
+    one -= last;
+    last = sum;
+    if (one > 0) continue;
+    return InvalidArgument("`request` must have keys that are used" + where +
+                           ". Received: one that is not");
+  }
+  *num_uses += last;
+  if (*num_uses <= kMostUses) return Status();
+  return InvalidArgument("`request` must have at most " + to_string(kMostUses) +
+                         " uses of keys. Received: more" + where);
+}
+
+}  // namespace
+
+int64_t FetchedKeysHeader(int64_t num_keys) {
+  return RoundUp(kFetchedHeader + num_keys * kWord);
+}
+
+int64_t KeyFetchWriter::size() const {
+  int64_t size = HeaderBytes(pieces.size());
+  for (const Asked& one : pieces) {
+    size += one.keys.size() * sizeof(int64_t) + one.compact.size();
+  }
+  return size;
+}
+
+void KeyFetchWriter::Write(uint8_t* bytes) const {
+  uint8_t* const values = bytes + HeaderBytes(pieces.size());
+  Put(token.epoch, &bytes);
+  Put(token.number, &bytes);
+  Put(token.attempt, &bytes);
+  Put(int64_t{training}, &bytes);
+  Put(static_cast<uint32_t>(wire), &bytes);
+  for (const Asked& one : pieces) Put(one.count, &bytes);
+  for (const Asked& one : pieces) Put(one.kind, &bytes);
+  std::fill(bytes, values, 0);
+  bytes = values;
+  for (const Asked& one : pieces) {
+    for (const int64_t key : one.keys) Put(key, &bytes);
+  }
+  for (const Asked& one : pieces) {
+    bytes = std::copy(one.compact.begin(), one.compact.end(), bytes);
+  }
+}
+
+bool KeyFetchMessage::IsTraining(Span<const uint8_t> bytes) {
+  if (bytes.size() < kStart) return false;
+  const uint8_t* next = bytes.data() + kStart - sizeof(int64_t);
+  return Take<int64_t>(&next) != 0;
+}
+
+Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
+                             const std::vector<PieceSize>& sizes,
+                             const std::vector<bool>& is_open) {
+  const auto num_pieces = static_cast<int64_t>(sizes.size());
+  if (bytes.size() < HeaderBytes(num_pieces)) return TooShort(bytes.size());
+  const uint8_t* next = bytes.data();
+  token.epoch = Take<int64_t>(&next);
+  token.number = Take<int64_t>(&next);
+  token.attempt = Take<int64_t>(&next);
+  training = Take<int64_t>(&next) != 0;
+  const auto type = Take<uint32_t>(&next);
+  if (type != static_cast<uint32_t>(RowType::kFloat32) &&
+      type != static_cast<uint32_t>(RowType::kBfloat16)) {
+    return InvalidArgument(
+        "`request` must have values of type 0 (float32) or 1 (bfloat16). "
+        "Received: type " +
+        to_string(type));
+  }
+  wire = static_cast<RowType>(type);
+  std::vector<uint32_t> counts(num_pieces);
+  for (uint32_t& one : counts) one = Take<uint32_t>(&next);
+  kinds.resize(num_pieces);
+  for (uint32_t& one : kinds) one = Take<uint32_t>(&next);
+  bytes = {bytes.data() + HeaderBytes(num_pieces),
+           bytes.size() - HeaderBytes(num_pieces)};
+  next = bytes.data();
+  rows.assign(num_pieces, {});
+  keys.assign(num_pieces, {});
+  for (int64_t p = 0; p < num_pieces; ++p) {
+    if (!is_open[p]) continue;
+    const int64_t size = counts[p] * int64_t{sizeof(int64_t)};
+    // Before any memory is taken for so many.
+    if (size > bytes.size()) return TooShort(bytes.size());
+    keys[p].keys.resize(counts[p]);
+    if (size > 0) std::memcpy(keys[p].keys.data(), bytes.data(), size);
+    bytes = {bytes.data() + size, bytes.size() - size};
+  }
+  int64_t num_uses = 0;
+  for (int64_t p = 0; p < num_pieces; ++p) {
+    const std::string where =
+        " for shard " + to_string(p) + " (table '" + sizes[p].table + "')";
+    std::vector<uint32_t>* const to = is_open[p] ? &keys[p].times : &rows[p];
+    const int64_t below = is_open[p] ? kMostUses + 1 : sizes[p].num_rows;
+    uint64_t found = 0;
+    switch (ReadRows(counts[p], below, &bytes, to, &found)) {
+      case RowsRead::kAll:
+        break;
+      case RowsRead::kTooFew:
+        return InvalidArgument("`request` must have " + to_string(counts[p]) +
+                               (is_open[p] ? " uses" : " rows") + where +
+                               ". Received: too few");
+      case RowsRead::kOutOfRange:
+        return InvalidArgument("`request` must have " +
+                               std::string(is_open[p] ? "uses" : "rows") +
+                               " below " + to_string(below) + where +
+                               ". Received: " + to_string(found));
+    }
+    if (is_open[p]) LM_RETURN_IF_ERROR(ToTimes(where, to, &num_uses));
+  }
+  if (bytes.empty()) return Status();
+  return InvalidArgument("`request` must end with the last row. Received: " +
+                         to_string(bytes.size()) + " bytes more");
+}
+
+}  // namespace layoutmap

@@ -1,0 +1,114 @@
+#include "cc/core/served_keys/key_messages.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/servers/wire.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+const std::vector<PieceSize> kSizes = {{"ads", 9, 2, 1}, {"words", 17, 3, 1}};
+const std::vector<bool> kIsOpen = {false, true};
+
+// Rows 1 and 4 of `ads`, and two keys of `words`, used twice and once.
+KeyFetchWriter Writer() {
+  KeyFetchWriter writer;
+  writer.token = {1, 2, 3};
+  writer.training = true;
+  writer.wire = RowType::kBfloat16;
+  writer.pieces.resize(2);
+  writer.pieces[0].count = 2;
+  RowWriter rows(&writer.pieces[0].compact);
+  for (const uint32_t row : {1, 4}) rows.Add(row);
+  writer.pieces[1].count = 2;
+  writer.pieces[1].kind = 1;
+  writer.pieces[1].keys = {-7, int64_t{1} << 40};
+  RowWriter uses(&writer.pieces[1].compact);
+  for (const uint32_t sum : {2, 3}) uses.Add(sum);
+  return writer;
+}
+
+std::vector<uint8_t> BytesOf(const KeyFetchWriter& writer) {
+  std::vector<uint8_t> bytes(writer.size());
+  writer.Write(bytes.data());
+  return bytes;
+}
+
+Status Read(const std::vector<uint8_t>& bytes, KeyFetchMessage* message) {
+  // Memory of exactly this size, for whoever reads behind it.
+  const std::vector<uint8_t> exact(bytes);
+  return message->Read(exact, kSizes, kIsOpen);
+}
+
+TEST(KeyMessagesTest, AServerReadsWhatAWorkerWrites) {
+  KeyFetchMessage message;
+  const std::vector<uint8_t> bytes = BytesOf(Writer());
+  const Status status = Read(bytes, &message);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(KeyFetchMessage::IsTraining(bytes));
+  EXPECT_TRUE(message.training);
+  EXPECT_EQ(message.token.number, 2);
+  EXPECT_EQ(message.wire, RowType::kBfloat16);
+  EXPECT_EQ(message.rows[0], (std::vector<uint32_t>{1, 4}));
+  EXPECT_EQ(message.keys[1].keys, (std::vector<int64_t>{-7, int64_t{1} << 40}));
+  EXPECT_EQ(message.keys[1].times, (std::vector<uint32_t>{2, 1}));
+  EXPECT_EQ(message.kinds[1], 1u);
+}
+
+TEST(KeyMessagesTest, EveryMessageThatIsCutOffIsRefused) {
+  const std::vector<uint8_t> whole = BytesOf(Writer());
+  for (size_t size = 0; size < whole.size(); ++size) {
+    KeyFetchMessage message;
+    EXPECT_FALSE(Read({whole.begin(), whole.begin() + size}, &message).ok())
+        << size;
+  }
+}
+
+TEST(KeyMessagesTest, WhatNoWorkerWritesIsRefused) {
+  const auto refusal = [](const auto& change) {
+    KeyFetchWriter writer = Writer();
+    change(&writer);
+    KeyFetchMessage message;
+    return Read(BytesOf(writer), &message).message();
+  };
+  EXPECT_NE(refusal([](auto* one) {
+              one->wire = RowType::kFloat16;
+            }).find("type 0 (float32) or 1"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* one) {
+              one->pieces[0].compact = {1, 9};
+            }).find("rows below 9"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* one) {
+              one->pieces[1].compact = {1, 0};
+            }).find("keys that are used"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* one) {
+              one->pieces[1].compact = {0xff, 0xff, 0xff, 0xff, 0x0f, 0};
+            }).find("uses below"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* one) {
+              one->pieces[1].compact.push_back(0);
+            }).find("bytes more"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* one) {
+              one->pieces[1].count = UINT32_MAX;
+            }).find("too few"),
+            std::string::npos);
+}
+
+TEST(KeyMessagesTest, ValuesBeginWhereTheyCanBeReadAtOnce) {
+  EXPECT_EQ(FetchedKeysHeader(0), 8);
+  EXPECT_EQ(FetchedKeysHeader(1), 16);
+  EXPECT_EQ(FetchedKeysHeader(2), 16);
+  EXPECT_EQ(FetchedKeysHeader(3), 24);
+}
+
+}  // namespace
+}  // namespace layoutmap

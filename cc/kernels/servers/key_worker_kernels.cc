@@ -1,0 +1,138 @@
+// What a worker does in a step whose tables have open vocabularies, before it
+// knows the rows of its keys.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/ids/ragged_ids.h"
+#include "cc/core/served_keys/key_step.h"
+#include "cc/core/servers/applied_closures.h"
+#include "cc/core/servers/worker_step.h"
+#include "cc/kernels/engine/batch_inputs.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/servers/plan_tensor.h"
+#include "cc/kernels/servers/worker_messages.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+
+namespace layoutmap {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// As PlanTensor.
+struct KeyPlanTensor {
+  std::shared_ptr<const KeyStep> step;
+
+  static std::string TypeName() { return "LayoutMap>KeyStep"; }
+  std::string DebugString() const { return TypeName(); }
+  void Encode(tensorflow::VariantTensorData* data) const {}
+  bool Decode(const tensorflow::VariantTensorData& data) { return false; }
+};
+
+class PlanKeysOp : public Kernel {
+ public:
+  explicit PlanKeysOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    auto servers = std::make_shared<ServersConfig>();
+    auto config = std::make_shared<KeysConfig>();
+    std::vector<OpenTable> tables;
+    OP_REQUIRES_OK(ctx, ReadServersConfig(ctx, servers.get()));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("training", &training_));
+    OP_REQUIRES_OK(ctx,
+                   ReadOpenTables(ctx, servers->engine.tables.size(), &tables));
+    OP_REQUIRES_OK(ctx, ToTf(MakeKeysConfig(std::move(servers),
+                                            std::move(tables), config.get())));
+    config_ = std::move(config);
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    std::vector<FeatureInput<int64_t>> inputs;
+    ClosureToken token;
+    KeyPlanTensor plan;
+    Requests requests;
+    OP_REQUIRES_OK(ctx, ReadFeatureInputs(ctx, &inputs));
+    OP_REQUIRES_OK(ctx, GetToken(ctx, &token));
+    OP_REQUIRES_OK(ctx, ToTf(KeyStep::Make(config_, inputs, TfParallelFor(ctx),
+                                           &plan.step)));
+    OP_REQUIRES_OK(ctx, requests.Get(ctx));
+    OP_REQUIRES_OK(ctx, requests.Result(plan.step->Request(
+                            token, training_, requests.allocate())));
+    OP_REQUIRES_OK(
+        ctx, SetScalar(ctx, "plan", tensorflow::Variant(std::move(plan))));
+  }
+
+ private:
+  static absl::Status ReadOpenTables(OpKernelConstruction* ctx,
+                                     size_t num_tables,
+                                     std::vector<OpenTable>* tables) {
+    std::vector<int32_t> numbers, kinds;
+    std::vector<bool> has_unknown_row;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", &numbers));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("key_kinds", &kinds));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row));
+    tables->resize(num_tables);
+    if (kinds.size() != numbers.size() ||
+        has_unknown_row.size() != numbers.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("The lists about open tables must be of one size each. "
+                       "Received: ",
+                       numbers.size(), " tables and other sizes"));
+    }
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const int32_t number = numbers[i];
+      if (number < 0 || number >= static_cast<int32_t>(num_tables) ||
+          (*tables)[number].is_open) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`open_tables` must be tables, each once. Received: ", number));
+      }
+      (*tables)[number].is_open = true;
+      (*tables)[number].has_unknown_row = has_unknown_row[i];
+      (*tables)[number].kind = static_cast<uint32_t>(kinds[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<const KeysConfig> config_;
+  bool training_ = false;
+};
+
+class PlaceKeysOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    const Tensor* tensor;
+    Fetched fetched;
+    PlanTensor placed;
+    OP_REQUIRES_OK(ctx, GetInput(ctx, "plan", 0, &tensor));
+    OP_REQUIRES_OK(ctx, fetched.Get(ctx));
+    const auto* plan =
+        tensor->scalar<tensorflow::Variant>()().get<KeyPlanTensor>();
+    OP_REQUIRES(
+        ctx, plan != nullptr && plan->step != nullptr,
+        absl::InvalidArgumentError(
+            "`plan` must be what `PlanKeys` made, in the same process"));
+    OP_REQUIRES_OK(ctx,
+                   ToTf(plan->step->Place(fetched.bytes(), TfParallelFor(ctx),
+                                          &placed.step)));
+    OP_REQUIRES_OK(
+        ctx, SetScalar(ctx, "placed", tensorflow::Variant(std::move(placed))));
+  }
+};
+
+LM_REGISTER_KERNEL("PlanKeys", PlanKeysOp);
+LM_REGISTER_KERNEL("PlaceKeys", PlaceKeysOp);
+
+}  // namespace
+}  // namespace layoutmap

@@ -1,0 +1,107 @@
+// The messages of a worker to servers and back, as kernels write and read them.
+
+#ifndef TF_LAYOUTMAP_KERNELS_SERVERS_WORKER_MESSAGES_H_
+#define TF_LAYOUTMAP_KERNELS_SERVERS_WORKER_MESSAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/servers/applied_closures.h"
+#include "cc/core/servers/worker_step.h"
+#include "cc/kernels/engine/engine_config_reader.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/servers/aligned_bytes.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace layoutmap {
+
+// The attrs that say where which shard is.
+inline absl::Status ReadServersConfig(tensorflow::OpKernelConstruction* ctx,
+                                      ServersConfig* config) {
+  tensorflow::DataType wire;
+  TF_RETURN_IF_ERROR(ReadEngineConfig(ctx, &config->engine));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("num_servers", &config->num_servers));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("shard_servers", &config->server_of_shard));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("wire_dtype", &wire));
+  config->wire =
+      wire == tensorflow::DT_BFLOAT16 ? RowType::kBfloat16 : RowType::kFloat32;
+  return ToTf(CheckServersConfig(*config));
+}
+
+// The input `token`.
+inline absl::Status GetToken(tensorflow::OpKernelContext* ctx,
+                             ClosureToken* token) {
+  const tensorflow::Tensor* tensor;
+  TF_RETURN_IF_ERROR(GetInput(ctx, "token", 1, &tensor));
+  if (tensor->NumElements() != 3) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`token` must be epoch, number and attempt. Received: ",
+                     tensor->NumElements(), " values"));
+  }
+  const auto values = tensor->vec<int64_t>();
+  *token = {values(0), values(1), values(2)};
+  return absl::OkStatus();
+}
+
+// Memory for the messages to servers.
+class Requests {
+ public:
+  absl::Status Get(tensorflow::OpKernelContext* ctx) {
+    return ctx->output_list("requests", &list_);
+  }
+
+  Allocate allocate() {
+    return [this](int32_t server, int64_t size, uint8_t** bytes) {
+      tensorflow::Tensor* output = nullptr;
+      status_ =
+          list_.allocate(server, tensorflow::TensorShape({size}), &output);
+      if (!status_.ok()) return OutOfMemory("No memory for a request");
+      *bytes = output->flat<uint8_t>().data();
+      return Status();
+    };
+  }
+
+  // What the core says, or TensorFlow has said.
+  absl::Status Result(const Status& status) const {
+    return status_.ok() ? ToTf(status) : status_;
+  }
+
+ private:
+  tensorflow::OpOutputList list_;
+  absl::Status status_;
+};
+
+// The input `fetched`.
+class Fetched {
+ public:
+  absl::Status Get(tensorflow::OpKernelContext* ctx) {
+    tensorflow::OpInputList list;
+    TF_RETURN_IF_ERROR(ctx->input_list("fetched", &list));
+    tensors_.resize(list.size());
+    for (int s = 0; s < list.size(); ++s) {
+      TF_RETURN_IF_ERROR(CheckRank("fetched", list[s], 1));
+      tensors_[s].Set(list[s]);
+      bytes_.push_back(tensors_[s].bytes());
+    }
+    return absl::OkStatus();
+  }
+
+  const std::vector<Span<const uint8_t>>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<AlignedBytes> tensors_;
+  std::vector<Span<const uint8_t>> bytes_;
+};
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_KERNELS_SERVERS_WORKER_MESSAGES_H_

@@ -1,0 +1,40 @@
+"""Workers that die while keys are counted, get rows and give them away."""
+
+import json
+import random
+import time
+
+import pytest
+
+from tests.ps.cluster import Cluster
+from tests.ps.train_keys import RATE
+
+pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+
+
+def test_keys_counts_and_rows_are_exact_however_often_workers_die(tmp_path):
+    dice = random.Random(2)
+    with Cluster(tmp_path) as cluster:
+        # Most of a closure's time is after its updates have reached servers.
+        cluster.train(json.dumps({"work": 20000, "chunk": 4}),
+                      module="tests.ps.train_keys")
+        cluster.wait_for("DONE", 90)
+        for _ in range(5):
+            time.sleep(dice.uniform(0.1, 1))
+            cluster.restart("worker", dice.randrange(2))
+        # More keys than there is room for: six in each closure.
+        cluster.wait_for("DONE 24", 120)
+        found = cluster.finish(60)
+    done = found["num_done"]
+    assert found["num_repeated"] > 0
+    assert found["steps"] == [[done], [done]]
+    assert found["counts"] == {"7": 2 * done, "11": done}
+    assert found["rows"] == {"7": [-2 * RATE * done] * 4,
+                             "11": [-RATE * done] * 4}
+    assert found["words"]["num_lookups"] == 3 * done
+    assert found["words"]["num_admitted"] == 2
+    stream = found["stream"]
+    assert stream["num_evicted"] == (
+        stream["num_admitted"] - stream["num_keys"]) > 0
+    # No row had the gradient of a key that was there before, or after, it.
+    assert set(found["stream_rows"]) <= {0.0, -RATE}

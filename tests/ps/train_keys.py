@@ -1,0 +1,89 @@
+"""A program that trains keys over servers; test_key_faults.py starts it.
+
+    python -m tests.ps.train_keys FOLDER [OPTIONS AS JSON]
+
+Each closure gives the rows of two keys of `words` the gradient 1 for each use,
+and takes keys of `stream` that nobody has seen, more than there is room for.
+Trains until there is a file FOLDER/stop; prints what the tables are then.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.ps.train import worked
+
+tpu = tf.tpu.experimental.embedding
+RATE = 0.5
+KEYS = [7, 11, 7]
+
+
+def embedding():
+    return tlm.TPUEmbedding(
+        {name: tpu.FeatureConfig(tpu.TableConfig(
+            64, 4, initializer=tf.zeros_initializer(), name=name))
+         for name in ("words", "stream")}, tpu.SGD(RATE),
+        vocabularies={name: tlm.OpenVocabulary(64)
+                      for name in ("words", "stream")},
+        partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+
+
+def found_in(ours):
+    rows = {config.name: tf.convert_to_tensor(table).numpy()
+            for config, table in ours.embedding_tables.items()}
+    words, stream = (ours.vocabularies[one] for one in ("words", "stream"))
+    keys = words.keys().numpy()
+    places = words.lookup(keys).numpy()
+    counts = tf.convert_to_tensor(words.count_variable).numpy().ravel()
+    return {
+        "rows": {int(key): rows["words"][place].tolist()
+                 for key, place in zip(keys, places, strict=True)},
+        "counts": {int(key): int(counts[place])
+                   for key, place in zip(keys, places, strict=True)},
+        "words": words.stats(), "stream": stream.stats(),
+        # Of a key that is there: a gradient of 1 for each time it was seen.
+        "stream_rows": np.unique(rows["stream"][
+            stream.lookup(stream.keys()).numpy()]).tolist(),
+        "steps": [sorted({int(copy[0]) for copy in
+                          ours._variables[name]["vocabulary_numbers"].copies})
+                  for name in ("words", "stream")]}
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    chunk = options.pop("chunk", 4)
+    work = options.pop("work", 0)
+    strategy = tlm.ps.connect(timeout_seconds=60)
+    with strategy.scope():
+        ours = embedding()
+
+    def dataset_fn():
+        # No two workers, and no dataset made anew, have the same.
+        return tf.data.Dataset.random(rerandomize_each_iteration=True).batch(6)
+
+    def step(fresh):
+        ours.enqueue({"words": tf.constant(KEYS, tf.int64), "stream": fresh})
+        activations = ours.dequeue()
+        ours.apply_gradients(
+            {name: tf.ones_like(one) for name, one in activations.items()})
+        return worked(work)
+
+    run = tlm.ps.Run(strategy, step, dataset_fn, folder / "checkpoints",
+                     objects={"embedding": ours}, **options)
+    while not (folder / "stop").exists():
+        run.steps(chunk)
+        print(f"DONE {run.num_done}", flush=True)
+    print("FOUND " + json.dumps({
+        **found_in(ours), "num_done": run.num_done,
+        "num_repeated": ours.stats()["num_repeated"]}), flush=True)
+    os._exit(0)  # Coordinators do not end while their workers live.
+
+
+if __name__ == "__main__":
+    main()

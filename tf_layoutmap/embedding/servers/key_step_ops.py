@@ -1,0 +1,248 @@
+"""The ops of a step over servers whose tables have open vocabularies.
+
+A worker knows keys, and the server of each of them: it finds their rows, gives
+new ones rows, and sends these, in the one call that reads rows. From then on
+it is a step as any (docs/ops.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap import _ops, _tf_private
+from tf_layoutmap.embedding.host import engine as host_engine
+from tf_layoutmap.embedding.host import open_tables
+from tf_layoutmap.embedding.servers import closures, step_ops
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.sharded.routing.shards import known_size
+from tf_layoutmap.vocabulary import bucket_layout, divided_numbers, state
+
+# Of the variable `fetched_steps`: cc/core/served_keys/fetched_steps.h.
+FETCHED_SIZE = 6403
+_NUM_COUNTS, _RECORD = 3, 5
+
+
+@dataclasses.dataclass
+class _KeyServer:
+    """What a server has of open tables, shard by shard.
+
+    Attributes:
+      fetched_steps: Which steps' gradients are awaited.
+      state: Of each shard, keys, last steps, counts and so on.
+      slots: Of each shard, its slot variables.
+      attrs: Of the op `FetchKeys`.
+    """
+
+    fetched_steps: Any
+    state: list[Any] = dataclasses.field(default_factory=list)
+    slots: list[Any] = dataclasses.field(default_factory=list)
+    attrs: dict[str, list[Any]] = dataclasses.field(
+        default_factory=lambda: {name: [] for name in (
+            "open_pieces", "first_buckets", "vocabulary_buckets",
+            "has_unknown_row", "optimizers", "admissions", "evictions",
+            "policies", "first_values", "first_limits", "first_seeds",
+            "slot_values")})
+
+
+class KeyStepOps(step_ops.StepOps):
+    """The steps of one embedding with open tables over its servers."""
+
+    def __init__(
+        self, spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]], devices: list[list[str]],
+        **options: Any,
+    ):
+        """Groups the variables by server.
+
+        Args:
+          spec: Tables and features.
+          variables: What `ServerTables.create` made of the spec.
+          devices: By table, the device of each shard.
+          **options: As of `StepOps`.
+        """
+        super().__init__(spec, variables, devices, **options)
+        self._open = [number for number, one in enumerate(spec.tables)
+                      if one.vocabulary is not None]
+        self._variables = variables
+        self._key_servers = []
+        for server in self.servers:
+            with tf.device(server.device):
+                keys = _KeyServer(_tf_private.ResourceVariable(
+                    tf.zeros([FETCHED_SIZE], tf.int64), trainable=False,
+                    name="steps_fetched"))
+            self._key_servers.append(keys)
+            for place, (number, shard) in enumerate(zip(
+                    server.tables, server.numbers)):
+                if number in self._open:
+                    self._add_keys(keys, place, number, shard)
+
+    def _add_keys(self, server: _KeyServer, place: int, number: int,
+                  shard: int) -> None:
+        table = self.spec.tables[number]
+        by_name = self._variables[table.name]
+        settings = table.vocabulary.settings
+        policy = settings.policy()
+        values = table.vocabulary.first_values
+        slots = table.optimizer.slots if table.optimizer else ()
+        server.state.extend(_state_of_shard(by_name, shard))
+        for slot in slots:
+            server.slots.append(tables.shards_of(by_name[slot.name])[shard])
+        num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
+        for name, found in {
+                "open_pieces": [place],
+                "first_buckets": [_first_bucket(by_name, shard)],
+                "vocabulary_buckets": [settings.num_buckets],
+                "has_unknown_row": [settings.unknown == "row"
+                                    and shard + 1 == num_shards],
+                "optimizers": [
+                    table.optimizer.name if table.optimizer else "none"],
+                "admissions": [policy["admission"]],
+                "evictions": [policy["evict"]],
+                "policies": policy["policy"],
+                "first_values": [values.kind],
+                "first_limits": values.limits,
+                "first_seeds": [values.seed],
+                "slot_values": [slot.initial_value for slot in slots],
+        }.items():
+            server.attrs[name].extend(found)
+
+    def begin(
+        self, features: host_engine.StepInputs, training: bool | None,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the plan of a step, and what to ask each server.
+
+        Args:
+          features: The batch, never packed.
+          training: Whether keys are counted and get rows; None as there.
+
+        Raises:
+          ValueError: If features of one table have integers and strings.
+        """
+        inputs: Any = features
+        attrs = {name: value for name, value in self._plan_attrs.items()}
+        return _ops.plan_keys(
+            **host_engine.batch_inputs(inputs, of_keys=True),
+            token=closures.token_to_fetch(), training=bool(training),
+            open_tables=self._open,
+            key_kinds=[open_tables.kind_of_keys(self.spec, number, inputs)
+                       for number in self._open],
+            has_unknown_row=[
+                self.spec.tables[number].vocabulary.settings.unknown == "row"
+                for number in self._open], **attrs)
+
+    def train(self, begun: tf.Tensor) -> None:
+        """Lets a step of the function being traced admit keys.
+
+        Args:
+          begun: The plan, of `begin`.
+        """
+        if not tf.executing_eagerly():
+            _tf_private.set_op_attr(
+                begun.op, "training", tf.compat.v1.AttrValue(b=True))
+
+    def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Finds keys and reads rows, in one call of each server."""
+        fetched = []
+        for server, keys, request in zip(
+                self.servers, self._key_servers, requests):
+            with tf.device(server.device):
+                fetched.append(_ops.fetch_keys(
+                    shards=step_ops.handles(server.shards),
+                    slots=step_ops.handles(keys.slots),
+                    state=step_ops.handles(keys.state),
+                    fetched_steps=keys.fetched_steps.handle,
+                    applied=server.applied.handle, request=request,
+                    **keys.attrs, **self._describe(server)))
+        return fetched
+
+    def placed(
+        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns the plan with the rows that the servers found."""
+        return _ops.place_keys(plan=plan, fetched=list(fetched))
+
+    def forget(self, fetched: Sequence[tf.Tensor]) -> None:
+        """Unpins the rows of an eager step that gets no gradients."""
+        for keys, one in zip(self._key_servers, fetched):
+            ticket = int(np.frombuffer(one.numpy().tobytes()[:8], np.int64)[0])
+            records = keys.fetched_steps.numpy()[_NUM_COUNTS:]
+            for place in np.flatnonzero(records[::_RECORD] == ticket):
+                if ticket:
+                    keys.fetched_steps.scatter_nd_update(
+                        [[_NUM_COUNTS + _RECORD * int(place)]], [0])
+
+    def evict_keys(self, table: int, keys: tf.Tensor, *,
+                   expired: bool) -> tf.Tensor:
+        """Takes the rows of keys of one table away; see `Vocabulary`.
+
+        Args:
+          table: Its number.
+          keys: Which keys, int64.
+          expired: Whether all keys whose time is over go instead.
+
+        Returns:
+          Those that had a row, `[num_evicted]` int64.
+        """
+        keys = tf.reshape(keys, [-1])
+        if not expired:
+            # In all shards or in none, unless steps run meanwhile.
+            self._evict(table, keys, expired=False, only_check=True)
+        gone = self._evict(table, keys, expired=expired, only_check=False)
+        if expired:
+            return gone
+        # In their order, and each once.
+        once, _ = tf.unique(keys)
+        gone = tf.sort(tf.concat([gone, [bucket_layout.EMPTY_KEY]], axis=0))
+        found = tf.gather(gone, tf.searchsorted(gone, once, side="right") - 1)
+        is_key = once != bucket_layout.EMPTY_KEY
+        return tf.boolean_mask(once, (found == once) & is_key)
+
+    def _evict(self, table: int, keys: tf.Tensor, *, expired: bool,
+               only_check: bool) -> tf.Tensor:
+        one = self.spec.tables[table]
+        settings = one.vocabulary.settings
+        by_name = self._variables[one.name]
+        gone = []
+        for shard in range(len(tables.shards_of(by_name[state.KEYS]))):
+            for server, key_server in zip(self.servers, self._key_servers):
+                if (table, shard) not in zip(server.tables, server.numbers):
+                    continue
+                with tf.device(server.device):
+                    gone.append(_ops.evict_server_keys(
+                        state=step_ops.handles(
+                            _state_of_shard(by_name, shard)),
+                        fetched_steps=key_server.fetched_steps.handle,
+                        keys=keys, table=one.name, expired=expired,
+                        only_check=only_check,
+                        first_bucket=_first_bucket(by_name, shard),
+                        vocabulary_buckets=settings.num_buckets,
+                        **settings.policy()))
+        return tf.concat(gone, axis=0)
+
+    def _fetched_steps(self, server: step_ops.Server) -> list[Any]:
+        return [self._key_servers[self.servers.index(server)].fetched_steps]
+
+
+def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
+    """The variables of a shard's keys, as the ops take them."""
+    found = []
+    for name in (state.KEYS, state.LAST_STEPS, state.COUNTS, state.SKETCH,
+                 state.SKETCH_SUMS, state.NUMBERS):
+        variable = by_name.get(name)
+        if isinstance(variable, divided_numbers.DividedNumbers):
+            found.append(variable.copies[shard])
+        elif variable is not None:
+            found.append(tables.shards_of(variable)[shard])
+    return found
+
+
+def _first_bucket(by_name: dict[str, Any], shard: int) -> int:
+    shards = tables.shards_of(by_name[tables.PARAMETERS])
+    return sum(known_size(one) for one in shards[:shard]) // (
+        bucket_layout.KEYS_PER_BUCKET)
