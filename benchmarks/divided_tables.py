@@ -5,8 +5,8 @@
 Starts groups of processes on this machine, each in turn with copied tables,
 divided ones and folded gradients; all share one global batch. Prints by group
 and way the bytes that go over the loopback interface in a step, by process,
-and what the tables and steps add to the memory of the first process. Nothing
-else may use the loopback interface meanwhile.
+and what the tables and steps, and then a save, add to the memory of the first
+process. Nothing else may use the loopback interface meanwhile.
 """
 
 from __future__ import annotations
@@ -65,18 +65,30 @@ def run_process(way: str, ids_per_sample: int) -> None:
     for _ in range(NUM_STEPS):
         step(*features)
     sent = (loopback_bytes() - first) / NUM_STEPS / size
+    held = memory()
+    # From here on the peak is counted anew.
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    with tempfile.TemporaryDirectory() as folder:
+        tf.train.Checkpoint(embedding=embedding).write(f"{folder}/saved")
     if worker == 0:
         print("FOUND " + json.dumps({
             "way": way, "processes": size,
             "ids of a sample": ids_per_sample, "MB per process and step":
             round(sent / 1e6, 3), "MB of memory":
-            round((memory() - before) / 1e6)}), flush=True)
+            round((held - before) / 1e6), "MB more while it saves":
+            round((peak_memory() - held) / 1e6)}), flush=True)
 
 
 def memory() -> int:
     """Returns the resident bytes of this process."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory() -> int:
+    """Returns the most resident bytes since the peak was reset."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def loopback_bytes() -> int:

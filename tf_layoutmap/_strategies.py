@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+_knowing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _warned: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -23,6 +24,16 @@ def on_servers(strategy: Any = None) -> bool:
         tf.distribute.get_strategy() if strategy is None else strategy, (
             tf.distribute.ParameterServerStrategy,
             tf.distribute.experimental.ParameterServerStrategy))
+
+
+def note_our_ops(strategy: Any) -> None:
+    """Notes that the servers of a strategy know the ops of this package."""
+    _knowing.add(strategy)
+
+
+def servers_know_our_ops() -> bool:
+    """Whether those of the strategy in scope do, as far as is known."""
+    return tf.distribute.get_strategy() in _knowing
 
 
 def warn_of_wrong_sums(strategy: Any = None) -> None:

@@ -33,6 +33,7 @@ LEVELS = {
     "_patches.keras3_rows": 0,
     "_patches.tf_keras_rows": 0,
     "_patches.layer_rows": 0,
+    "_patches.divided_rows": 0,
     "_patches.emulation_rows": 0,
     "_patches.ps_rows": 0,
     "local_cluster": 0,

@@ -6,6 +6,8 @@ Servers and worker are threads of this process, which ends them. Prints a line
 of JSON: what each case gave, or its error.
 """
 
+import functools
+import importlib
 import json
 import os
 
@@ -16,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tf_layoutmap import _tf_private
 from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap.sharded import initial_value
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 tpu = tf.tpu.experimental.embedding
@@ -51,6 +55,45 @@ def table_as_the_strategy_divides(strategy, coordinator):
         other = tf.Variable(tf.zeros([6, 2]))
     # The strategy divides what is made after it as before.
     return places(table.variables), places(other.variables)
+
+
+def first_values(strategy, coordinator):
+    """Beside those of one process, and where they were made."""
+    del coordinator
+    devices = []
+    of_shard = initial_value.of_shard
+
+    def told(*arguments):
+        devices.append("ps" in _tf_private.current_device())
+        return of_shard(*arguments)
+
+    def made(initializer):
+        tf.random.set_seed(3)
+        return tlm.ShardedVariable.create(
+            initializer, [6, 2], num_shards=3).numpy()
+
+    def made_by_layers(kind):
+        one = (tlm.layers if kind == "keras" else tlm.layers.tf_keras)
+        one = one.ShardedEmbedding(
+            6, 2, num_shards=3, name="words", embeddings_initializer=
+            importlib.import_module(kind).initializers.RandomNormal(seed=7))
+        one.build(())
+        return one.embeddings.numpy()
+
+    found = {}
+    initial_value.of_shard = told
+    for name, make in {
+            "normal": lambda: made(tf.random_normal_initializer()),
+            "seeded": lambda: made(tf.random_uniform_initializer(seed=5)),
+            "own": lambda: made(lambda shape: ROWS[:shape[0]]),
+            **{kind: functools.partial(made_by_layers, kind)
+               for kind in ("keras", "tf_keras")}}.items():
+        expected = make()
+        del devices[:]
+        with strategy.scope():
+            found[name] = [bool((make() == expected).all()), list(devices)]
+    initial_value.of_shard = of_shard
+    return found
 
 
 def trained_table(strategy, coordinator):
@@ -125,6 +168,7 @@ def embedding_from_outside(strategy, coordinator):
 
 
 CASES = [table_as_asked, table_as_the_strategy_divides, trained_table,
+         first_values,
          keras_layer, tf_keras_layer, keras_layer_that_trains_itself,
          tf_keras_layer_that_trains_itself, embedding_from_outside]
 

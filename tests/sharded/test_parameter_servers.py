@@ -28,6 +28,15 @@ def test_otherwise_the_strategy_says_how_many(found):
     assert sorted(ours) == sorted(other) == ["task:0", "task:1"]
 
 
+@pytest.mark.parametrize("case", [
+    "normal", "seeded", "own", "keras", "tf_keras"])
+def test_servers_draw_the_first_values_of_one_process_themselves(found, case):
+    is_same, on_servers = found["first_values"][case]
+    assert is_same
+    # What a program has written runs in its own process.
+    assert on_servers == [case != "own"] * 3
+
+
 def test_a_scheduled_step_trains_the_table(found):
     expected = ROWS.copy()
     expected[0] -= 1

@@ -1,6 +1,7 @@
 """All rows, in the order in which replacements of one name are stacked."""
 
 from tf_layoutmap._patches import (
+    divided_rows,
     emulation_rows,
     keras3_rows,
     layer_rows,
@@ -14,7 +15,8 @@ from tf_layoutmap._patches.rows import Patch
 # a mesh goes around what tables need.
 ROWS: tuple[Patch, ...] = (
     *mesh_rows.ROWS, *layer_rows.ROWS, *keras3_rows.ROWS,
-    *tf_keras_rows.ROWS, *emulation_rows.ROWS, *ps_rows.ROWS)
+    *tf_keras_rows.ROWS, *emulation_rows.ROWS, *ps_rows.ROWS,
+    *divided_rows.ROWS)
 
 GROUPS: dict[str, tuple[Patch, ...]] = {
     group: tuple(row for row in ROWS if row.group == group)

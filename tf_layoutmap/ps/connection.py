@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _requirements, _version
+from tf_layoutmap import _requirements, _strategies, _version
 from tf_layoutmap.ps import datasets, processes
 from tf_layoutmap.ps.processes import Process
 
@@ -66,6 +66,7 @@ def connect(
         resolver, variable_partitioner=partitioner)
     check_answers(processes.ask_all(all_processes, _ANSWER_SECONDS))
     _processes[strategy] = all_processes
+    _strategies.note_our_ops(strategy)
     datasets.replace_fit()
     return strategy
 

@@ -81,6 +81,29 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
     return value
 
 
+def is_drawn_anywhere(initializer: Callable[..., Any],
+                      dtype: tf.DType) -> bool:
+    """Whether a server draws the values that this process would.
+
+    Others may need what only this process has, as files or Python.
+
+    Args:
+      initializer: As of `of_shard`; one of ours says so by `is_drawn`.
+      dtype: Dtype of the table.
+    """
+    own = getattr(initializer, "is_drawn", None)
+    return new_rows.is_known(initializer, dtype) if own is None else own()
+
+
+def skip_shard(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
+    """Lets `of_shard` go on as if it had made the value of a shard.
+
+    Returns:
+      Whether it could: else the value must be made.
+    """
+    return new_rows.skip(initializer, dtype)
+
+
 def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
           dtype: tf.DType, info: ShardInfo, num_shards: int,
           name: str) -> Any:

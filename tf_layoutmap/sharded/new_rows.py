@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap import _ops, _tf_private
+from tf_layoutmap import _ops, _strategies, _tf_private
+from tf_layoutmap.sharded import creation_progress
 
 # Bytes. Below them there is no large page to fill.
 _LEAST_SIZE = 1 << 22
@@ -32,23 +33,42 @@ def draw(initializer: Any, shape: tuple[int, ...],
     """Returns what `initializer(shape, dtype=dtype)` does.
 
     None if it must be asked itself: it is none of TensorFlow's that this
-    module knows, or the result is small, or on a parameter server, which may
+    module knows, or the result is small, or on a parameter server that may
     not know our operations, or a function is being traced.
     """
-    if dtype not in _DTYPES or not _is_for_us(shape, dtype):
+    if not _is_for_us(shape, dtype):
         return None
     found = _draw_of(initializer, dtype)
     if found is None:
         return None
     generator = tf.zeros([3], tf.uint64)
     if found.distribution != "constant":
-        if not isinstance(initializer.seed, (int, type(None))):
-            return None
         generator = _generator(initializer.seed)
+    if _is_on_server():
+        # What it draws is counted there.
+        creation_progress.add(math.prod(shape) * dtype.size)
     return _ops.new_rows(
         shape=tf.constant(shape, tf.int64), generator=generator,
         factor=found.factor, offset=found.offset,
         distribution=found.distribution)
+
+
+def is_known(initializer: Any, dtype: tf.DType) -> bool:
+    """Whether any process draws the same, by our operation or TensorFlow's."""
+    return _draw_of(initializer, dtype) is not None
+
+
+def skip(initializer: Any, dtype: tf.DType) -> bool:
+    """Lets an initializer be as if it had been asked; false if it is unknown.
+
+    What TensorFlow draws depends on how often it was asked before.
+    """
+    found = _draw_of(initializer, dtype)
+    if found is None:
+        return False
+    if found.distribution != "constant":
+        _generator(initializer.seed)
+    return True
 
 
 def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
@@ -74,11 +94,18 @@ def _is_for_us(shape: tuple[int, ...], dtype: tf.DType) -> bool:
     """Whether it pays, and the operation is there."""
     return (tf.executing_eagerly()
             and math.prod(shape) * dtype.size >= _LEAST_SIZE
-            and "/job:ps" not in _tf_private.current_device())
+            and (not _is_on_server() or _strategies.servers_know_our_ops()))
+
+
+def _is_on_server() -> bool:
+    return "/job:ps" in _tf_private.current_device()
 
 
 def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:
     kind = type(initializer)
+    if dtype not in _DTYPES or not isinstance(
+            getattr(initializer, "seed", None), (int, type(None))):
+        return None
     if kind.__module__ != tf.random_uniform_initializer.__module__:
         return None
 

@@ -1,5 +1,6 @@
 """`ShardedVariable`: one table in many shards, used like one `tf.Variable`."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap import _checks, _strategies, _tf_private
 from tf_layoutmap.partition import Partitioner, RowPartition
 from tf_layoutmap.sharded import arguments, creation_progress, gradient
 from tf_layoutmap.sharded import initial_value as _initial_value
@@ -112,15 +113,20 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
             name)
         variables = []
         strategy = tf.distribute.get_strategy()
+        # TensorFlow asks for such a value on the server that it chooses.
+        is_drawn_there = (
+            callable(initial_value) and _strategies.on_servers(strategy)
+            and _initial_value.is_drawn_anywhere(initial_value, dtype))
         with creation_progress.shown(math.prod(shape) * dtype.size):
             for shard in range(partition.num_shards):
                 # A strategy of parameter servers would divide a shard again.
                 with _tf_private.undivided_variables(strategy), tf.device(
                         devices[shard % len(devices)] if devices else None):
                     if callable(initial_value):
-                        value = _initial_value.of_shard(
-                            initial_value, shape, dtype, partition, shard,
-                            name, axis)
+                        value = functools.partial(
+                            _initial_value.of_shard, initial_value, shape,
+                            dtype, partition, shard, name, axis)
+                        value = value if is_drawn_there else value()
                     else:
                         value = _cut(initial_value, partition, shard, axis)
                     variables.append(tf.Variable(

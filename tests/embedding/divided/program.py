@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.embedding.host import multi_process_program as plan
+from tf_layoutmap.embedding.divided import saving, tables
 
 
 def own_rows(embedding):
@@ -37,6 +38,10 @@ def main(folder, num_steps, how, order, dies_before=None):
     worker, size = task["task"]["index"], len(task["cluster"]["worker"])
     with strategy.scope():
         embedding = plan.embedding(over_processes="divided", order=order)
+    if how == "by token":
+        # Each table is several blocks on its way to the first process, and in
+        # several files.
+        tables._CHUNK, saving.PART_BYTES = 8, 64
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     if (folder / "restart.index").exists():
         checkpoint.read(str(folder / "restart")).assert_consumed()

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_layoutmap as tlm
 from tests import processes, strategies
-from tests.embedding.divided import faults, program
+from tests.embedding import stock_class
+from tests.embedding.divided import faults, program, stock_program
 from tests.embedding.host import multi_process_program as plan
 from tf_layoutmap.embedding.divided import orders
 from tf_layoutmap.embedding.spec import config, optimizer_specs
@@ -117,6 +119,22 @@ def test_three_processes_go_on_from_a_checkpoint_of_one(start, tmp_path):
         [0, 7, [7, 5]], [7, 14, [7, 5]], [14, 20, [6, 5]]]
     assert [one["users/"] for one in rows] == [
         [0, 3, [3, 3]], [3, 6, [3, 3]], [6, 9, [3, 3]]]
+
+
+@pytest.mark.slow
+def test_tensorflows_own_class_reads_what_a_group_has_saved(start, tmp_path):
+    for one in start(2, of=stock_program):
+        one.check(DEADLINE_SECONDS)
+    found = stock_class.tables_in(tmp_path / "end")
+    strategy = strategies.mirrored(2)
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding(stock_class.features(), None)
+    stock_class.train(embedding, stock_program.NUM_STEPS, strategy)
+    expected = plan.tables(embedding)
+    assert len(found) == len(expected) == 5
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        assert len(np.unique(value)) > 1
 
 
 @pytest.mark.slow

@@ -17,8 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.embedding import stock_class
 from tests.embedding.servers import key_cases
+from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.sharded import new_rows
 
 tpu = tf.tpu.experimental.embedding
 NUM_STEPS = 3
@@ -253,6 +256,18 @@ def checkpoints(strategy, coordinator):
     return wrong + differences(values(again), values(host))
 
 
+def checkpoint_for_tensorflows_class(strategy, coordinator):
+    del coordinator
+    with strategy.scope():
+        ours = tlm.TPUEmbedding(
+            stock_class.features(), None, partitioner=PARTITIONER)
+    stock_class.train(ours, 2)
+    checkpoint_of(ours).write(str(FOLDER / "stock"))
+    found = stock_class.tables_in(FOLDER / "stock")
+    return [sorted(found), differences(
+        {name: one.tobytes() for name, one in found.items()}, values(ours))]
+
+
 def checkpoint_of_another_number_of_servers(strategy, coordinator):
     del coordinator
     if len(sys.argv) < 4:
@@ -456,6 +471,44 @@ def looked_up_without_a_step(strategy, coordinator):
         here[name] == there[name]).numpy().all()]
 
 
+def first_values(strategy, coordinator):
+    """Beside those of one process, and who has drawn them."""
+    del coordinator
+    rows = np.arange(36, dtype=np.float32).reshape(9, 4)
+    initializers = {
+        "default": None, "uniform": tf.random_uniform_initializer(-1, 1),
+        "seeded": tf.random_normal_initializer(seed=4),
+        "own": lambda shape, dtype=None: tf.constant(rows[:shape[0]])}
+
+    def made():
+        tf.random.set_seed(3)
+        one = tlm.TPUEmbedding(
+            {name: tpu.FeatureConfig(tpu.TableConfig(
+                9, 4, initializer=initializer, name=name))
+             for name, initializer in initializers.items()}, tpu.Adagrad(0.3),
+            partitioner=PARTITIONER, table_dtypes={"uniform": "bfloat16"})
+        one.build()
+        return values(one)
+
+    devices = []
+    draw, least = new_rows._ops.new_rows, new_rows._LEAST_SIZE
+
+    def told(**arguments):
+        devices.append(_tf_private.current_device().split("/")[1:4:2])
+        return draw(**arguments)
+
+    new_rows._LEAST_SIZE = 1
+    new_rows._ops.new_rows = told
+    try:
+        host = made()
+        del devices[:]
+        with strategy.scope():
+            wrong = differences(made(), host)
+    finally:
+        new_rows._LEAST_SIZE, new_rows._ops.new_rows = least, draw
+    return [wrong, len(devices), sorted({"/".join(one) for one in devices})]
+
+
 def pipelined(strategy, coordinator):
     del coordinator
     with strategy.scope():
@@ -541,11 +594,11 @@ CASES = {
     **optimizer_cases(),
     **{case.__name__: case for case in [
         quantized, ids_out_of_range, bfloat16_on_the_wire, half_tables,
-        checkpoints,
+        checkpoints, checkpoint_for_tensorflows_class,
         checkpoint_of_another_number_of_servers, stats, stale_step, bad_id,
         closure_run_again,
         two_steps_in_a_closure, calls_of_a_step, looked_up_without_a_step,
-        forward_only, inside_strategy_run, packed,
+        forward_only, inside_strategy_run, packed, first_values,
         pipelined, open_vocabulary, host_asked_for, dequeue_elsewhere,
         traced_training, places]}}
 

@@ -59,6 +59,12 @@ def test_checkpoints_go_both_ways(found):
     assert found["checkpoints"] == []
 
 
+def test_tensorflows_own_class_reads_a_checkpoint_of_servers(found):
+    assert found["checkpoint_for_tensorflows_class"] == [
+        ["users", "users/momenta", "users/velocities", "words",
+         "words/accumulators"], []]
+
+
 def test_another_number_of_servers_reads_a_checkpoint(by_three):
     assert by_three["checkpoint_of_another_number_of_servers"] == []
 
@@ -115,6 +121,15 @@ def test_shards_are_where_the_fewest_bytes_are(by_two):
     assert ours == [["task:0", "task:1", "task:1"],
                     ["task:0", "task:1", "task:0"]]
     assert whole == [["task:0", "task:1"]]
+
+
+def test_servers_draw_the_first_values_of_one_process_themselves(found):
+    wrong, num_drawn, where = found["first_values"]
+    assert wrong == []
+    # Three shards of three tables, and of the slot variables of all four.
+    assert num_drawn == 3 * (3 + 4)
+    assert where[:2] == ["job:ps/task:0", "job:ps/task:1"]
+    assert all(one.startswith("job:ps/") for one in where)
 
 
 def test_a_step_is_two_calls_of_each_server_for_any_number_of_tables(by_two):

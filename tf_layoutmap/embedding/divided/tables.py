@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private, partition
-from tf_layoutmap.embedding.divided import collectives
+from tf_layoutmap._patches import engine as patches
+from tf_layoutmap.embedding.divided import collectives, saving
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.sharded.routing.shards import known_size
@@ -34,7 +35,8 @@ class DividedTable(_tf_private.Trackable):
     """
 
     def __init__(self, name: str, block: Any, cut: partition.RowPartition,
-                 rank: int, gather: Callable[[Any], Any]):
+                 rank: int,
+                 gather: Callable[[Any], Iterator[tuple[int, tf.Tensor]]]):
         """Takes the variable of this process.
 
         Args:
@@ -42,7 +44,7 @@ class DividedTable(_tf_private.Trackable):
           block: What this process has of it.
           cut: Which rows the processes have.
           rank: The number of this process.
-          gather: Of this object, its whole value in the first process.
+          gather: Does what the method of this name does, of this object.
         """
         self.name = name
         self.shape = tf.TensorShape([cut.num_rows, known_size(block, 1)])
@@ -79,6 +81,24 @@ class DividedTable(_tf_private.Trackable):
         """Refuses; see `numpy`."""
         return self.numpy()
 
+    def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
+        """Brings all rows to the first process, some of each shard at a time.
+
+        All processes go through it to its end, at the same time.
+
+        Yields:
+          In the first process the first row of a block, and its values
+          `[rows, dim]`; in others nothing.
+        """
+        return self._gather(self)
+
+    def slice_spec(self, first: int, count: int) -> str:
+        """Returns how a checkpoint calls `count` rows from `first` on."""
+        shape = self.shape.as_list()
+        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+            full_name=self.name, full_shape=shape, var_offset=[first, 0],
+            var_shape=[count, shape[1]]).spec
+
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         # It is one tensor, and not that of its block.
         return {}
@@ -114,17 +134,19 @@ class _Rows(_tf_private.SaveableObject):
 
     def _spec(self, slice_spec: str):
         return _tf_private.SaveSpec(
-            lambda: self._table._gather(self._table), slice_spec, self._key,
-            self._table.dtype, self._table.block.device)
+            self._value, slice_spec, self._key, self._table.dtype,
+            self._table.block.device)
+
+    def _value(self) -> tf.Tensor | None:
+        if saving.note(self._table, self._key):
+            return None
+        return saving.whole(self._table)
 
     def read_own(self):
         """Lets the restore read the rows of this process only."""
         rows = self._table.rows
-        shape = self._table.shape.as_list()
-        self.specs = [self._spec(tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-            full_name=self._key, full_shape=shape,
-            var_offset=[rows.start, 0],
-            var_shape=[len(rows), shape[1]]).spec)] if rows else []
+        self.specs = [self._spec(self._table.slice_spec(
+            rows.start, len(rows)))] if rows else []
 
     def restore(self, restored_tensors, restored_shapes):
         del restored_shapes
@@ -140,13 +162,13 @@ class DividedTables:
         """Takes the processes."""
         self._group = group
         self._strategy = strategy
+        patches.ensure("divided")
 
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process.
 
-        First values are drawn shard by shard, all of them in each process: so
-        they are those of one process with as many shards, and two shards are
-        not alike where processes have one seed.
+        First values are those of one process with as many shards: so two
+        shards are not alike where processes have one seed.
 
         Returns:
           As `tables.create_tables`, with `DividedTable`s.
@@ -166,11 +188,10 @@ class DividedTables:
                         variable, cut, group.rank, self._gather)
         return found
 
-    def _gather(self, table: DividedTable) -> tf.Tensor | None:
-        """Returns all rows in the first process, and None in the others."""
+    def _gather(self, table: DividedTable) -> Iterator[tuple[int, tf.Tensor]]:
+        """Brings all rows to the first process; see `DividedTable.gather`."""
         sizes = table.cut.sizes
         rows_at_once = max(1, _CHUNK // known_size(table.block, 1))
-        parts: list[list[tf.Tensor]] = [[] for _ in sizes]
         for first in range(0, max(sizes), rows_at_once):
             size = min(rows_at_once, max(sizes) - first)
             own = table.block[first:first + size]
@@ -179,14 +200,12 @@ class DividedTables:
             found = self._all_gather(tf.cast(
                 tf.pad(own, [[0, missing], [0, 0]]), tf.float32))
             if self._group.rank == 0:
-                for shard, part in enumerate(parts):
+                for shard, begin in enumerate(range(
+                        0, len(sizes) * size, size)):
                     count = min(size, max(0, sizes[shard] - first))
-                    begin = shard * size
-                    part.append(tf.cast(
-                        found[begin:begin + count], table.dtype))
-        if self._group.rank:
-            return None
-        return tf.concat([one for part in parts for one in part], 0)
+                    if count:
+                        yield table.cut.offsets[shard] + first, tf.cast(
+                            found[begin:begin + count], table.dtype)
 
     @tf.function(reduce_retracing=True)
     def _all_gather(self, rows: tf.Tensor) -> tf.Tensor:

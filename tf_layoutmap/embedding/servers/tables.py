@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private, partition
+from tf_layoutmap import _strategies, _tf_private, partition
 from tf_layoutmap.embedding.servers import (
     copied_count,
     placement,
@@ -34,6 +34,8 @@ class ServerTables:
         Raises:
           ValueError: If it has none.
         """
+        # Its steps do not work without.
+        _strategies.note_our_ops(strategy)
         # By number: names would put the tenth server before the second.
         devices = [tf.DeviceSpec.from_string(one.name) for one in
                    tf.config.list_logical_devices("CPU")]

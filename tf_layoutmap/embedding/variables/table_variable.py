@@ -40,10 +40,10 @@ def create(
       trainable: Whether tapes watch it.
       dtype: How rows are stored. Creators are asked for float32.
       devices: None for that of the caller, or of each shard, and no creators
-        are asked.
-      only: None, or the one shard that is made, and no creators are asked.
-        The values of the others are drawn and dropped, so that it has its own
-        whatever the seed. Without such a shard it is one row of zeros.
+        are asked. First values that any process draws are drawn there.
+      only: None, or the one shard that is made, and no creators are asked. It
+        has its own values whatever the seed, as if those of the others had
+        been made. Without such a shard it is one row of zeros.
 
     Returns:
       A `tf.Variable`, or a `ShardedVariable` of contiguous blocks of rows.
@@ -59,16 +59,29 @@ def create(
             table, name, bound, cut, only, dim=dim, trainable=trainable,
             dtype=dtype)
 
+    is_drawn_there = devices is not None and initial_value.is_drawn_anywhere(
+        initializer, tf.float32)
+    drawn = []
+    if devices is not None and is_drawn_there:
+        # All servers at the same time: asked one by one, each would be waited
+        # for.
+        with tf.experimental.async_scope():
+            for shard, device in enumerate(devices):
+                with tf.device(device):
+                    drawn.append(initial_value.of_shard(
+                        bound, shape, tf.float32, cut, shard, table.name))
     found = []
     for shard, part in enumerate(_names(name, cut.num_shards)):
         value = functools.partial(
             initial_value.of_shard, bound, shape, tf.float32, cut, shard,
             table.name)
+        if is_drawn_there:
+            value = functools.partial(drawn.__getitem__, shard)
         asked = value if cut.num_shards > 1 else _as_tensorflow_asks(
             initializer, shape)
         made = shards_of(_chain(creators, functools.partial(
             _make, table, dtype, {id(asked): value},
-            None if devices is None else devices[shard]))(
+            None if devices is None else devices[shard], is_drawn_there))(
                 initial_value=asked, trainable=trainable, name=part,
                 dtype=tf.float32,
                 shape=tf.TensorShape([cut.sizes[shard], dim])))
@@ -88,13 +101,16 @@ def _make_only(table: config.TableSpec, name: str, initializer, cut, only: int,
     """One shard of a table, or a row that stands for none."""
     own = None
     for shard in range(cut.num_shards):
+        if shard != only and initial_value.skip_shard(initializer, tf.float32):
+            continue
         value = initial_value.of_shard(
             initializer, (table.num_rows, dim), tf.float32, cut, shard,
             table.name)
         if shard == only:
             own = value
     return _make(
-        table, dtype, {}, None, tf.zeros([1, dim]) if own is None else own,
+        table, dtype, {}, None, False,
+        tf.zeros([1, dim]) if own is None else own,
         name=f"{name}/part_{only}", trainable=trainable)
 
 
@@ -172,25 +188,30 @@ def _chain(creators, make):
 
 
 def _make(table, stored_as, values: dict[int, Any], device: str | None,
-          initial_value: Any = None, shape=None, name=None,
-          trainable=None, **unused):
+          is_drawn_there: bool, initial_value: Any = None, shape=None,
+          name=None, trainable=None, **unused):
     """Makes a variable; what the first of all creators has for the next."""
     del unused
     found = values.get(id(initial_value), initial_value)
-    if callable(found):
-        found: Any = found()
-    rows = tf.convert_to_tensor(found, tf.float32)
-    if shape is not None and not rows.shape.is_compatible_with(shape):
-        raise ValueError(
-            "A variable creator must give an initial value of the shape it "
-            f"asks for, {tuple(shape)}. Received: {tuple(rows.shape)} (table "
-            f"{table.name!r}).")
-    rows = _in_dtype(table, rows, stored_as)
-    # A device scope of None would undo that of the caller.
-    with tf.device(device) if device else contextlib.nullcontext():
+    with _device(device if is_drawn_there else None):
+        if callable(found):
+            found: Any = found()
+        rows = tf.convert_to_tensor(found, tf.float32)
+        if shape is not None and not rows.shape.is_compatible_with(shape):
+            raise ValueError(
+                "A variable creator must give an initial value of the shape "
+                f"it asks for, {tuple(shape)}. Received: {tuple(rows.shape)} "
+                f"(table {table.name!r}).")
+        rows = _in_dtype(table, rows, stored_as)
+    with _device(device):
         return _tf_private.ResourceVariable(
             rows, trainable=trainable, name=name,
             distribute_strategy=strategy_in_scope())
+
+
+def _device(device: str | None):
+    # A device scope of None would undo that of the caller.
+    return tf.device(device) if device else contextlib.nullcontext()
 
 
 def _in_dtype(

@@ -48,10 +48,9 @@ def create_tables(
       partitioner: None, or a callable as those of
         `tf.distribute.experimental.partitioners`: of `shape` and `dtype`,
         giving the number of shards of each axis.
-      place: None for the host, or what says where each shard is. First values
-        are drawn on the host in any case, and creators are not asked. Whoever
-        says so makes the variables of open vocabularies, whose shards are then
-        whole segments.
+      place: None for the host, or what says where each shard is. Creators are
+        not asked then. Whoever says so makes the variables of open
+        vocabularies, whose shards are then whole segments.
       only: None, or the one shard of each table that is made here, as a plain
         variable; one row where a table has no such shard. Creators are not
         asked.

@@ -118,19 +118,25 @@ class _OneTable:
         self._dtype = dtype
         self._draw_of = draw_of
         self._draw: Draw | None = None
+        self._is_asked = False
         self._whole: tf.Tensor | None = None
+
+    def is_drawn(self) -> bool:
+        """Whether TensorFlow's operations draw each shard where it is."""
+        if not self._is_asked and self._dtype == tf.float32 and (
+                tf.executing_eagerly()):
+            self._draw = self._draw_of(self._initializer)
+        self._is_asked = True
+        return self._draw is not None
 
     def __call__(self, shard_info: ShardInfo) -> tf.Tensor:
         start, num_rows = shard_info.offset[0], shard_info.shape[0]
-        if self._draw is None and self._whole is None:
-            if self._dtype == tf.float32 and tf.executing_eagerly():
-                self._draw = self._draw_of(self._initializer)
-            if self._draw is None:
-                self._whole = tf.convert_to_tensor(
-                    self._initializer(self._shape, dtype=self._dtype))
-        if self._draw is not None:
+        if self.is_drawn():
+            assert self._draw is not None
             return self._draw.rows(start, num_rows, self._shape[1])
-        assert self._whole is not None
+        if self._whole is None:
+            self._whole = tf.convert_to_tensor(
+                self._initializer(self._shape, dtype=self._dtype))
         rows = self._whole[start:start + num_rows]
         if start + num_rows == self._shape[0]:
             self._whole = None
