@@ -61,7 +61,8 @@ struct TableStep {
 // table's batches, numbered through like output rows.
 TableStep PrepareTable(const EngineConfig& config, int32_t table,
                        const std::vector<std::shared_ptr<const Batch>>& batches,
-                       std::vector<uint32_t>* positions = nullptr);
+                       std::vector<uint32_t>* positions = nullptr,
+                       const ParallelFor& parallel_for = SerialFor);
 
 // The same of all tables.
 void PrepareTables(const EngineConfig& config,

@@ -1,9 +1,11 @@
 #include "cc/core/ids/ragged_ids.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -341,6 +343,23 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   return Status();
 }
 
+RaggedIds RaggedIds::OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
+                            Span<const int64_t> splits,
+                            std::shared_ptr<const void> owner) {
+  assert(spec.max_sequence_length == 0 && owner != nullptr);
+  RaggedIds made;
+  made.num_samples_ = splits.size() - 1;
+  made.counts_.num_ids = rows.size();
+  made.owner_ = std::move(owner);
+  made.shared_rows_ = rows;
+  made.shared_splits_ = splits;
+  if (spec.combiner != Combiner::kSum) {
+    made.gains_.resize(rows.size());
+    CombineGains(spec.combiner, splits, {}, made.gains_);
+  }
+  return made;
+}
+
 Status RaggedIds::MakeOfKeys(const FeatureSpec& spec,
                              const FeatureInput<int64_t>& input,
                              RaggedIds* ids) {
@@ -359,6 +378,7 @@ Status RaggedIds::MakeOfKeys(const FeatureSpec& spec,
 
 void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
                                int32_t step) {
+  assert(owner_ == nullptr);
   vocabulary_step_ = step;
   // The loop for keys that all have a row has no branch.
   bool all_known = true;
