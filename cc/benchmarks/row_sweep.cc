@@ -1,5 +1,5 @@
 // Lookups and updates of one table with any prefetch distance and tile, to
-// choose those of cc/core/tables/row_tuning.h by.
+// choose those of cc/core/simd/row_tuning.h by.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -22,9 +22,9 @@
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/rows/unique_rows.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/row_tuning.h"
 #include "cc/core/tables/half_table.h"
 #include "cc/core/tables/lookup.h"
-#include "cc/core/tables/row_tuning.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace py = pybind11;

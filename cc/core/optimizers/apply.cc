@@ -13,8 +13,8 @@
 #include "cc/core/base/views.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/row_tuning.h"
 #include "cc/core/tables/half_table.h"
-#include "cc/core/tables/row_tuning.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {

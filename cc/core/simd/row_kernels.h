@@ -49,7 +49,7 @@ struct Quantization {
 
 // Pointers are resolved a little ahead of where a loop reads, so that it can
 // prefetch: `row_of` has `ahead` more entries than the loop walks over. How far
-// pays differs by rows (cc/core/tables/row_tuning.h); where rows are expanded,
+// pays differs by rows (cc/core/simd/row_tuning.h); where rows are expanded,
 // it is this far.
 constexpr int64_t kAhead = 16;
 

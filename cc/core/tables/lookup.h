@@ -10,7 +10,7 @@
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/simd/row_kernels.h"
-#include "cc/core/tables/row_tuning.h"
+#include "cc/core/simd/row_tuning.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {

@@ -1,7 +1,7 @@
 // How far ahead rows are prefetched, and how many are worked on at a time.
 
-#ifndef TF_LAYOUTMAP_CORE_TABLES_ROW_TUNING_H_
-#define TF_LAYOUTMAP_CORE_TABLES_ROW_TUNING_H_
+#ifndef TF_LAYOUTMAP_CORE_SIMD_ROW_TUNING_H_
+#define TF_LAYOUTMAP_CORE_SIMD_ROW_TUNING_H_
 
 #include <cstdint>
 
@@ -24,4 +24,4 @@ RowTuning UpdateTuning(RowType row_type, int64_t dim);
 
 }  // namespace layoutmap
 
-#endif  // TF_LAYOUTMAP_CORE_TABLES_ROW_TUNING_H_
+#endif  // TF_LAYOUTMAP_CORE_SIMD_ROW_TUNING_H_

@@ -1,4 +1,4 @@
-#include "cc/core/tables/row_tuning.h"
+#include "cc/core/simd/row_tuning.h"
 
 #include <cstdint>
 
