@@ -9,8 +9,8 @@ with given gradients. These see the same ids in the same round:
 * `tf`: `safe_embedding_lookup_sparse`, tape, duplicates summed, and
   `ResourceSparseApplyAdagradV2`;
 * `roof`: plain C++ that reads the row of every id and writes the sums; for a
-  step it then reads, changes and writes each distinct row and its slot row, in
-  ascending order;
+  step it then sums the gradients of each distinct row, and reads, changes and
+  writes it and its slot row, in ascending order;
 * `fbgemm`: FBGEMM's table-batched embedding on the CPU, in a process of its
   own, if `--fbgemm_python` says which interpreter has it.
 """

@@ -9,17 +9,18 @@ import types
 _BUILT = pathlib.Path(__file__).parent.parent / "bazel-bin/cc/benchmarks"
 
 
-def load() -> types.ModuleType:
-    """The module `_roof`; `make bench` builds it.
+def load(name: str = "_roof") -> types.ModuleType:
+    """A module of `cc/benchmarks`; `make bench` builds `_roof`.
 
     Raises:
       ImportError: If it is not built.
     """
-    path = _BUILT / f"_roof{sysconfig.get_config_var('EXT_SUFFIX')}"
+    path = _BUILT / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not path.exists():
         raise ImportError(
-            f"{path} is missing. Build it: bazel build //cc/benchmarks:roof")
-    spec = importlib.util.spec_from_file_location("_roof", path)
+            f"{path} is missing. Build it: bazel build "
+            f"//cc/benchmarks:{name[1:]}")
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

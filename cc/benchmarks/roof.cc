@@ -65,42 +65,64 @@ void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
   }
 }
 
-using LookupFunction = decltype(&LookupRange<1>);
+// What the update of a table is given: distinct rows, ascending, and the
+// gradients of each, those of row i at [splits[i], splits[i + 1]).
+struct Groups {
+  const int64_t* rows;
+  const int64_t* splits;
+  const int64_t* gradient_of;
+};
 
-LookupFunction LookupOfDim(int64_t dim) {
-  switch (dim) {
-    case 16:
-      return LookupRange<1>;
-    case 32:
-      return LookupRange<2>;
-    case 64:
-      return LookupRange<4>;
-    case 128:
-      return LookupRange<8>;
-    case 256:
-      return LookupRange<16>;
-    default:
-      throw py::value_error("`dim` must be 16, 32, 64, 128 or 256");
-  }
-}
-
-void UpdateRange(int64_t dim, const int64_t* rows, int64_t begin, int64_t end,
-                 const std::vector<float>& gradients, float* table,
-                 float* slots) {
-  const int64_t num_gradients = static_cast<int64_t>(gradients.size()) / dim;
+template <int kLines>
+void UpdateRange(const Groups& groups, int64_t begin, int64_t end,
+                 const float* gradients, float* table, float* slots) {
+  constexpr int64_t kDim = kLines * kFloatsPerLine;
+  const int64_t last = groups.splits[end] - 1;
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t ahead = rows[std::min(i + kAhead, end - 1)] * dim;
-    for (int64_t c = 0; c < dim; c += kFloatsPerLine) {
+    const int64_t ahead = groups.rows[std::min(i + kAhead, end - 1)] * kDim;
+    for (int64_t c = 0; c < kDim; c += kFloatsPerLine) {
       __builtin_prefetch(table + ahead + c, 1, kSecondLevel);
       __builtin_prefetch(slots + ahead + c, 1, kSecondLevel);
     }
-    const float* gradient = &gradients[i % num_gradients * dim];
-    float* row = table + rows[i] * dim;
-    float* slot = slots + rows[i] * dim;
-    for (int64_t c = 0; c < dim; ++c) {
-      slot[c] += gradient[c] * gradient[c];
-      row[c] -= gradient[c] * slot[c];
+    Line sums[kLines] = {};
+    for (int64_t k = groups.splits[i]; k < groups.splits[i + 1]; ++k) {
+      const float* later =
+          gradients + groups.gradient_of[std::min(k + kAhead, last)] * kDim;
+      const float* gradient = gradients + groups.gradient_of[k] * kDim;
+      for (int c = 0; c < kLines; ++c) {
+        __builtin_prefetch(later + c * kFloatsPerLine, 0, kSecondLevel);
+        sums[c] +=
+            *reinterpret_cast<const Line*>(gradient + c * kFloatsPerLine);
+      }
     }
+    for (int c = 0; c < kLines; ++c) {
+      const int64_t at = groups.rows[i] * kDim + c * kFloatsPerLine;
+      Line& slot = *reinterpret_cast<Line*>(slots + at);
+      slot += sums[c] * sums[c];
+      *reinterpret_cast<Line*>(table + at) -= sums[c] * slot;
+    }
+  }
+}
+
+struct Loops {
+  decltype(&LookupRange<1>) lookup;
+  decltype(&UpdateRange<1>) update;
+};
+
+Loops LoopsOfDim(int64_t dim) {
+  switch (dim) {
+    case 16:
+      return {LookupRange<1>, UpdateRange<1>};
+    case 32:
+      return {LookupRange<2>, UpdateRange<2>};
+    case 64:
+      return {LookupRange<4>, UpdateRange<4>};
+    case 128:
+      return {LookupRange<8>, UpdateRange<8>};
+    case 256:
+      return {LookupRange<16>, UpdateRange<16>};
+    default:
+      throw py::value_error("`dim` must be 16, 32, 64, 128 or 256");
   }
 }
 
@@ -111,7 +133,8 @@ class Roof {
        int num_threads)
       : num_rows_(num_rows),
         dim_(dim),
-        lookup_(LookupOfDim(dim)),
+        num_samples_(num_samples),
+        loops_(LoopsOfDim(dim)),
         num_threads_(num_threads) {
     for (int64_t rows : num_rows) {
       Add(rows * dim, 1.0f, &tables_);
@@ -135,22 +158,32 @@ class Roof {
       }
     }
     return Run(splits, 1, [&](size_t f, int64_t begin, int64_t end) {
-      lookup_(ids[f].data(), splits[f].data(), begin, end, tables_[f].data(),
-              outputs_[f].data());
+      loops_.lookup(ids[f].data(), splits[f].data(), begin, end,
+                    tables_[f].data(), outputs_[f].data());
     });
   }
 
-  // Reads, changes and writes each row and its slot row, and reads one row of
-  // gradients for it: Adagrad without the root. No row may come twice. Returns
-  // milliseconds, too.
-  double Update(const std::vector<Ints>& rows) {
+  // Sums the gradients of each row, then reads, changes and writes it and its
+  // slot row: Adagrad without the root. No row may come twice. Which gradients
+  // are whose is given, as finding it takes no more than reading the ids.
+  // Returns milliseconds, too.
+  double Update(const std::vector<Ints>& rows, const std::vector<Ints>& splits,
+                const std::vector<Ints>& gradient_of) {
     CheckSizes(rows.size());
+    CheckSizes(splits.size());
+    CheckSizes(gradient_of.size());
     for (size_t f = 0; f < rows.size(); ++f) {
       Check(layoutmap::CheckIds(View(rows[f]), num_rows_[f]));
+      Check(layoutmap::CheckIds(View(splits[f]), gradient_of[f].size() + 1));
+      Check(layoutmap::CheckIds(View(gradient_of[f]), num_samples_));
+      if (splits[f].size() != rows[f].size() + 1) {
+        throw py::value_error("`splits` must have one value more than `rows`");
+      }
     }
-    return Run(rows, 0, [&](size_t f, int64_t begin, int64_t end) {
-      UpdateRange(dim_, rows[f].data(), begin, end, gradients_[f],
-                  tables_[f].data(), slots_[f].data());
+    return Run(splits, 1, [&](size_t f, int64_t begin, int64_t end) {
+      loops_.update({rows[f].data(), splits[f].data(), gradient_of[f].data()},
+                    begin, end, gradients_[f].data(), tables_[f].data(),
+                    slots_[f].data());
     });
   }
 
@@ -203,7 +236,8 @@ class Roof {
 
   const std::vector<int64_t> num_rows_;
   const int64_t dim_;
-  const LookupFunction lookup_;
+  const int64_t num_samples_;
+  const Loops loops_;
   const int num_threads_;
   std::vector<std::vector<float>> tables_, slots_, outputs_, gradients_;
 };
@@ -217,5 +251,6 @@ PYBIND11_MODULE(_roof, m) {
            py::arg("num_rows"), py::arg("dim"), py::arg("num_samples"),
            py::arg("num_threads"))
       .def("lookup", &Roof::Lookup, py::arg("ids"), py::arg("splits"))
-      .def("update", &Roof::Update, py::arg("rows"));
+      .def("update", &Roof::Update, py::arg("rows"), py::arg("splits"),
+           py::arg("gradient_of"));
 }

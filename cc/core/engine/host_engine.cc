@@ -139,6 +139,11 @@ Status HostEngine::MakeBatch(const PackedInput& input,
   UnpackedIds unpacked;
   LM_RETURN_IF_ERROR(
       UnpackedIds::Make(config_.features, input, parallel_for, &unpacked));
+  auto made = std::make_shared<Batch>();
+  if (unpacked.TakeRows(config_.features, parallel_for, made.get())) {
+    *batch = std::move(made);
+    return Status();
+  }
   return MakeBatch(unpacked.features(), parallel_for, batch);
 }
 

@@ -32,16 +32,29 @@ void ForSegments(const EngineConfig& config, int32_t table, size_t num_replicas,
   }
 }
 
-// For each position the output row it belongs to.
+// Whether each output row has one id, so that their numbers are the same.
+bool HasOneEach(const RaggedIds& ids) {
+  const Span<const int64_t> splits = ids.splits();
+  if (ids.rows().size() != ids.num_outputs()) return false;
+  bool one_each = true;
+  for (int64_t o = 0; o < splits.size(); ++o) one_each &= splits[o] == o;
+  return one_each;
+}
+
+// For each position the output row it belongs to; empty if each has its own.
 std::vector<uint32_t> OutputRows(const std::vector<const RaggedIds*>& segments,
                                  size_t num_positions) {
   std::vector<uint32_t> output_of;
-  output_of.reserve(num_positions);
+  bool one_each = true;
+  for (const RaggedIds* ids : segments) one_each &= HasOneEach(*ids);
+  if (one_each) return output_of;
+  output_of.resize(num_positions);
+  uint32_t* next = output_of.data();
   uint32_t output = 0;
   for (const RaggedIds* ids : segments) {
     const Span<const int64_t> splits = ids->splits();
     for (int64_t o = 0; o < ids->num_outputs(); ++o, ++output) {
-      output_of.insert(output_of.end(), splits[o + 1] - splits[o], output);
+      next = std::fill_n(next, splits[o + 1] - splits[o], output);
     }
   }
   return output_of;
@@ -123,7 +136,8 @@ TableStep StepOfGroups(const RowGroups& groups,
     for (int64_t k = 0; k < part.num_positions; ++k) {
       const uint32_t position =
           number_of == nullptr ? positions[k] : number_of[positions[k]];
-      step.gradient_of[first_position[p] + k] = output_of[position];
+      step.gradient_of[first_position[p] + k] =
+          output_of.empty() ? position : output_of[position];
       if (!gains.empty()) step.gains[first_position[p] + k] = gains[position];
     }
   };
@@ -166,16 +180,27 @@ TableStep PrepareTable(const EngineConfig& config, int32_t table,
     return StepOfGroups(*groups, OutputRows(segments, size),
                         Gains(segments, size), parallel_for);
   }
-  UniqueRows unique =
-      FindUniqueRows(rows, config.tables[table].partition.num_rows());
-  const size_t num_positions = unique.positions.size();
+  int64_t num_positions = 0;
+  for (Span<const uint32_t> segment : rows) num_positions += segment.size();
+  const std::vector<uint32_t> output_of = OutputRows(segments, num_positions);
+  const std::vector<float> gains = Gains(segments, num_positions);
+  // Where nobody asks for positions, the sort carries output rows.
+  const bool by_position = positions != nullptr || !gains.empty();
+  UniqueRows unique = FindUniqueRows(
+      rows, config.tables[table].partition.num_rows(), parallel_for,
+      by_position ? Span<const uint32_t>() : Span<const uint32_t>(output_of));
 
   TableStep step;
-  step.gradient_of =
-      Permute(OutputRows(segments, num_positions), unique.positions);
-  step.gains = Permute(Gains(segments, num_positions), unique.positions);
   step.rows = std::move(unique.rows);
   step.splits = std::move(unique.splits);
+  step.gains = Permute(gains, unique.positions);
+  if (by_position && !output_of.empty()) {
+    step.gradient_of = Permute(output_of, unique.positions);
+  } else if (positions != nullptr) {
+    step.gradient_of = unique.positions;
+  } else {
+    step.gradient_of = std::move(unique.positions);
+  }
   if (positions != nullptr) *positions = std::move(unique.positions);
   return step;
 }
@@ -184,12 +209,33 @@ void PrepareTables(const EngineConfig& config,
                    const std::vector<std::shared_ptr<const Batch>>& batches,
                    const ParallelFor& parallel_for,
                    std::vector<TableStep>* tables) {
-  const int64_t num_tables = static_cast<int64_t>(config.tables.size());
+  const size_t num_tables = config.tables.size();
+  tables->clear();
   tables->resize(num_tables);
-  parallel_for(num_tables, 1000000, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      (*tables)[t] = PrepareTable(config, static_cast<int32_t>(t), batches,
-                                  nullptr, parallel_for);
+  std::vector<int64_t> num_ids(num_tables);
+  for (const std::shared_ptr<const Batch>& batch : batches) {
+    for (size_t f = 0; f < batch->size(); ++f) {
+      num_ids[config.table_of_feature[f]] += (*batch)[f].rows().size();
+    }
+  }
+  // All threads sort a large table together, and small ones side by side.
+  std::vector<int32_t> small;
+  int64_t cost = 0;
+  for (size_t t = 0; t < num_tables; ++t) {
+    const auto table = static_cast<int32_t>(t);
+    if (num_ids[t] < kManyIds && num_tables > 1) {
+      small.push_back(table);
+      cost += 1000 + 10 * num_ids[t];
+    } else {
+      (*tables)[t] =
+          PrepareTable(config, table, batches, nullptr, parallel_for);
+    }
+  }
+  if (small.empty()) return;
+  const auto num_small = static_cast<int64_t>(small.size());
+  parallel_for(num_small, cost / num_small, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      (*tables)[small[i]] = PrepareTable(config, small[i], batches);
     }
   });
 }

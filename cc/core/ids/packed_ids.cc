@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -75,6 +76,19 @@ int64_t PaddedSize(int64_t size) {
   return kLine * ((size / kLine + 1) | 1);
 }
 
+// Whether ids can become rows as they are read, unless one is outside.
+bool MayBeRows(const std::vector<FeatureSpec>& specs,
+               const PackedInput& input) {
+  if (input.weights.data != nullptr) return false;
+  for (const FeatureSpec& spec : specs) {
+    if (spec.max_sequence_length > 0 || spec.num_rows < 0 ||
+        spec.num_rows > int64_t{1} << 32) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Adds the numbers of ids of samples [begin, end) to `totals`, by feature.
 Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
                 int64_t begin, int64_t end, int64_t* totals) {
@@ -105,12 +119,14 @@ struct UnpackedIds::Chunks {
         num_features(num_features),
         statuses(count),
         next(count * num_features),
+        outside(count),
         all_one(count * num_features, 1) {}
 
   int64_t count, num_features;
   std::vector<Status> statuses;
   // First how many ids there are, then where they go.
   std::vector<int64_t> next;
+  std::vector<uint8_t> outside;  // whether an id is outside of its table
   std::vector<uint8_t> all_one;
 };
 
@@ -143,23 +159,50 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
   UnpackedIds made;
   made.num_samples_ = num_samples;
   int64_t start = 0;
+  bool may_be_rows = MayBeRows(specs, input);
   for (int64_t f = 0; f < num_features; ++f) {
     made.starts_.push_back(start);
     for (int64_t c = 0; c < chunks.count; ++c) {
       start += std::exchange(chunks.next[c * num_features + f], start);
     }
+    may_be_rows &= start - made.starts_[f] <= INT32_MAX;
     start = made.starts_[f] + PaddedSize(start - made.starts_[f]);
   }
   // What is read is written below: clearing them first would take as long.
-  made.ids_.reset(new int64_t[start]);
   made.splits_.reset(new int64_t[num_features * PaddedSize(num_samples + 1)]);
-  if (input.weights.data != nullptr) made.weights_.reset(new float[start]);
-
   for (int64_t f = 0; f < num_features; ++f) {
     made.splits_[f * PaddedSize(num_samples + 1)] = 0;
   }
+  if (may_be_rows) {
+    made.rows_.reset(new uint32_t[start]);
+    // Kept for a second try.
+    std::vector<int64_t> next = chunks.next;
+    std::vector<uint64_t> limits;
+    for (const FeatureSpec& spec : specs) limits.push_back(spec.num_rows);
+    for_chunks([&](int64_t c, int64_t first, int64_t last) {
+      bool outside = false;
+      made.WriteIds(input, first, last, next.data() + c * num_features,
+                    [rows = made.rows_.get(), limits = limits.data(), &outside](
+                        int64_t f, int64_t place, int64_t id) {
+                      outside |= static_cast<uint64_t>(id) >= limits[f];
+                      rows[place] = static_cast<uint32_t>(id);
+                    });
+      chunks.outside[c] = outside;
+    });
+    if (std::count(chunks.outside.begin(), chunks.outside.end(), 0) ==
+        chunks.count) {
+      *unpacked = std::move(made);
+      return Status();
+    }
+    made.rows_.reset();
+  }
+  made.ids_.reset(new int64_t[start]);
+  if (input.weights.data != nullptr) made.weights_.reset(new float[start]);
   for_chunks([&](int64_t c, int64_t first, int64_t last) {
-    made.WriteIds(input, first, last, chunks.next.data() + c * num_features);
+    made.WriteIds(input, first, last, chunks.next.data() + c * num_features,
+                  [ids = made.ids_.get()](int64_t, int64_t place, int64_t id) {
+                    ids[place] = id;
+                  });
   });
   if (made.weights_ != nullptr) {
     for_chunks([&](int64_t c, int64_t first, int64_t last) {
@@ -175,11 +218,11 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
   return Status();
 }
 
+template <typename Put>
 void UnpackedIds::WriteIds(const PackedInput& input, int64_t first,
-                           int64_t last, int64_t* next) {
+                           int64_t last, int64_t* next, const Put& put) {
   const auto num_features = static_cast<int64_t>(starts_.size());
   // All in registers: for the compiler any write might change the members.
-  int64_t* const ids = ids_.get();
   const int64_t* const starts = starts_.data();
   const int64_t stride = PaddedSize(num_samples_ + 1);
   for (int64_t s = first; s < last; ++s) {
@@ -188,13 +231,8 @@ void UnpackedIds::WriteIds(const PackedInput& input, int64_t first,
     int64_t* split = splits_.get() + s + 1;
     for (int64_t f = 0; f < num_features; ++f, split += stride) {
       const int64_t size = sizes[f];
-      int64_t* const to = ids + next[f];
-      // Most features have one id.
-      if (size == 1) {
-        *to = *from;
-      } else {
-        std::copy_n(from, size, to);
-      }
+      const int64_t to = next[f];
+      for (int64_t i = 0; i < size; ++i) put(f, to + i, from[i]);
       from += size;
       next[f] += size;
       *split = next[f] - starts[f];
@@ -217,6 +255,36 @@ void UnpackedIds::WriteWeights(const PackedInput& input, int64_t first,
       }
     }
   }
+}
+
+bool UnpackedIds::TakeRows(const std::vector<FeatureSpec>& specs,
+                           const ParallelFor& parallel_for,
+                           std::vector<RaggedIds>* features) const {
+  if (rows_ == nullptr) return false;
+  const auto num_features = static_cast<int64_t>(specs.size());
+  features->resize(num_features);
+  // Of all of them, one after the other.
+  const auto owner = std::make_shared<
+      std::pair<std::shared_ptr<uint32_t[]>, std::shared_ptr<int64_t[]>>>(
+      rows_, splits_);
+  const auto take = [&](int64_t f) {
+    const Span<const int64_t> splits(
+        splits_.get() + f * PaddedSize(num_samples_ + 1), num_samples_ + 1);
+    (*features)[f] = RaggedIds::OfRows(
+        specs[f], {rows_.get() + starts_[f], splits[num_samples_]}, splits,
+        owner);
+  };
+  // Only factors of ids take time, about 4 ns each.
+  int64_t num_factors = 1;
+  for (int64_t f = 0; f < num_features; ++f) {
+    if (specs[f].combiner == Combiner::kSum) continue;
+    num_factors += splits_[f * PaddedSize(num_samples_ + 1) + num_samples_];
+  }
+  parallel_for(num_features, 1 + 4 * num_factors / num_features,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t f = begin; f < end; ++f) take(f);
+               });
+  return true;
 }
 
 std::vector<FeatureInput<int64_t>> UnpackedIds::features() const {

@@ -38,16 +38,24 @@ class UnpackedIds {
                      const PackedInput& input, const ParallelFor& parallel_for,
                      UnpackedIds* unpacked);
 
-  // Views of each feature, for `RaggedIds::Make`.
+  // The features themselves, if nothing of them needs a second look: no
+  // weights, no sequences, and no id outside of its table. Else false.
+  bool TakeRows(const std::vector<FeatureSpec>& specs,
+                const ParallelFor& parallel_for,
+                std::vector<RaggedIds>* features) const;
+
+  // Else views of each feature, for `RaggedIds::Make`.
   std::vector<FeatureInput<int64_t>> features() const;
 
  private:
   struct Chunks;
 
   // Take samples [first, last) of a checked batch. `next` says where the ids of
-  // each feature go; `all_one` becomes 0 where a weight is not 1.
+  // each feature go, by `put(feature, place, id)`; `all_one` becomes 0 where a
+  // weight is not 1.
+  template <typename Put>
   void WriteIds(const PackedInput& input, int64_t first, int64_t last,
-                int64_t* next);
+                int64_t* next, const Put& put);
   void WriteWeights(const PackedInput& input, int64_t first, int64_t last,
                     uint8_t* all_one);
 
@@ -56,7 +64,8 @@ class UnpackedIds {
   // Of each feature, whether all weights are 1, as if it had none.
   std::vector<bool> all_one_;
   std::unique_ptr<int64_t[]> ids_;
-  std::unique_ptr<int64_t[]> splits_;  // of each feature
+  std::shared_ptr<uint32_t[]> rows_;   // instead of ids_, if `TakeRows` works
+  std::shared_ptr<int64_t[]> splits_;  // of each feature
   std::unique_ptr<float[]> weights_;
 };
 

@@ -68,11 +68,12 @@ struct Packed {
   }
 };
 
-Status Make(const Packed& packed, std::vector<RaggedIds>* made) {
-  const std::vector<FeatureSpec> specs = Specs();
+Status Make(const Packed& packed, std::vector<RaggedIds>* made,
+            const std::vector<FeatureSpec>& specs = Specs()) {
   UnpackedIds unpacked;
   LM_RETURN_IF_ERROR(
       UnpackedIds::Make(specs, packed.View(), UnevenFor(3), &unpacked));
+  if (unpacked.TakeRows(specs, UnevenFor(3), made)) return Status();
   const std::vector<FeatureInput<int64_t>> features = unpacked.features();
   made->resize(specs.size());
   for (size_t f = 0; f < specs.size(); ++f) {
@@ -94,9 +95,10 @@ std::vector<T> ToVector(Span<const T> span) {
 }
 
 // The same batch, feature by feature.
-void ExpectAsRagged(const Ids& features, const Packed& packed) {
+void ExpectAsRagged(const Ids& features, const Packed& packed,
+                    const std::vector<FeatureSpec>& specs = Specs()) {
   std::vector<RaggedIds> made;
-  const Status status = Make(packed, &made);
+  const Status status = Make(packed, &made, specs);
   ASSERT_TRUE(status.ok()) << status.message();
   for (size_t f = 0; f < features.size(); ++f) {
     std::vector<int64_t> ids, splits = {0};
@@ -109,13 +111,66 @@ void ExpectAsRagged(const Ids& features, const Packed& packed) {
     input.splits = splits;
     input.num_samples = packed.num_samples;
     RaggedIds expected;
-    ASSERT_TRUE(RaggedIds::Make(Specs()[f], input, &expected).ok());
+    ASSERT_TRUE(RaggedIds::Make(specs[f], input, &expected).ok());
     EXPECT_EQ(made[f].num_samples(), expected.num_samples());
     EXPECT_EQ(ToVector(made[f].rows()), ToVector(expected.rows()));
     EXPECT_EQ(ToVector(made[f].splits()), ToVector(expected.splits()));
     EXPECT_EQ(ToVector(made[f].gains()), ToVector(expected.gains()));
+    EXPECT_EQ(made[f].counts().num_ids, expected.counts().num_ids);
+    EXPECT_EQ(made[f].counts().num_dropped, expected.counts().num_dropped);
+    EXPECT_EQ(made[f].counts().num_clipped, expected.counts().num_clipped);
     EXPECT_EQ(made[f].counts().num_truncated, expected.counts().num_truncated);
   }
+}
+
+// Features whose ids become rows as they are read, if none is outside.
+std::vector<FeatureSpec> SpecsOfRows(OutOfRange out_of_range) {
+  std::vector<FeatureSpec> specs = Specs();
+  specs[2].max_sequence_length = 0;
+  specs[2].combiner = Combiner::kSqrtn;
+  for (FeatureSpec& spec : specs) spec.out_of_range = out_of_range;
+  return specs;
+}
+
+TEST(PackedIdsTest, IdsBecomeRowsAsTheyAreRead) {
+  std::mt19937 random(9);
+  for (int i = 0; i < 60; ++i) {
+    const bool has_bad_id = i % 2 == 1;
+    const auto specs =
+        SpecsOfRows(i % 4 < 2 ? OutOfRange::kDrop : OutOfRange::kClip);
+    Ids features(3, std::vector<std::vector<int64_t>>(
+                        i % 10 < 2 ? 700 : 1 + random() % 6));
+    for (auto& feature : features) {
+      for (auto& sample : feature) {
+        sample.resize(random() % 4);
+        for (int64_t& id : sample) id = random() % 10;
+      }
+    }
+    // The first one outside is as good as any other, and so is the last.
+    features[random() % 3].back() = {9, 0};
+    if (has_bad_id) {
+      const int64_t bad[] = {-1, 10, int64_t{1} << 32, INT64_MIN};
+      features[random() % 3].back() = {9, bad[random() % 4]};
+    }
+    const Packed packed(features, random() % 3);
+    UnpackedIds unpacked;
+    ASSERT_TRUE(
+        UnpackedIds::Make(specs, packed.View(), UnevenFor(3), &unpacked).ok());
+    std::vector<RaggedIds> made;
+    EXPECT_EQ(unpacked.TakeRows(specs, SerialFor, &made), !has_bad_id);
+    ExpectAsRagged(features, packed, specs);
+  }
+}
+
+TEST(PackedIdsTest, AnIdOutsideIsNamedAsByItsFeature) {
+  const Ids features = {{{1}, {2}}, {{3, 4}, {}}, {{5}, {6, 10}}};
+  std::vector<RaggedIds> made;
+  const Status status =
+      Make(Packed(features), &made, SpecsOfRows(OutOfRange::kError));
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "Feature 'c', sample 1: id 10 is outside table 'words' with 10 "
+            "rows");
 }
 
 TEST(PackedIdsTest, AnyBatchIsWhatItsFeaturesAre) {

@@ -1,6 +1,7 @@
 #include "cc/core/ids/ragged_ids.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -343,6 +344,23 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   return Status();
 }
 
+RaggedIds RaggedIds::OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
+                            Span<const int64_t> splits,
+                            std::shared_ptr<const void> owner) {
+  assert(spec.max_sequence_length == 0 && owner != nullptr);
+  RaggedIds made;
+  made.num_samples_ = splits.size() - 1;
+  made.counts_.num_ids = rows.size();
+  made.owner_ = std::move(owner);
+  made.shared_rows_ = rows;
+  made.shared_splits_ = splits;
+  if (spec.combiner != Combiner::kSum) {
+    made.gains_.resize(rows.size());
+    CombineGains(spec.combiner, splits, {}, made.gains_);
+  }
+  return made;
+}
+
 Status RaggedIds::MakeOfKeys(const FeatureSpec& spec,
                              const FeatureInput<int64_t>& input,
                              RaggedIds* ids) {
@@ -362,6 +380,7 @@ Status RaggedIds::MakeOfKeys(const FeatureSpec& spec,
 void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
                                int32_t step,
                                std::shared_ptr<const RowGroups> groups) {
+  assert(owner_ == nullptr);
   vocabulary_step_ = step;
   groups_ = std::move(groups);
   // The loop for keys that all have a row has no branch.

@@ -78,22 +78,30 @@ class RaggedIds {
   static Status Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                      RaggedIds* ids);
 
-  // The same of ids that are keys, which any int64 may be. `rows()` are then
-  // the places of the keys in use among those of `input`, if `spec` is of a
-  // sequence; else all are, and their rows are to come.
+  // Of rows that are checked already, without weights, of a feature that is no
+  // sequence: views of memory that `owner` keeps.
+  static RaggedIds OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
+                          Span<const int64_t> splits,
+                          std::shared_ptr<const void> owner);
+
+  // The same as `Make` of ids that are keys, which any int64 may be. `rows()`
+  // are then the places of the keys in use among those of `input`, if `spec` is
+  // of a sequence; else all are, and their rows are to come.
   static Status MakeOfKeys(const FeatureSpec& spec,
                            const FeatureInput<int64_t>& input, RaggedIds* ids);
 
   // Rows of the activations: samples, times the sequence length if there is
   // one.
-  int64_t num_outputs() const {
-    return static_cast<int64_t>(splits_.size()) - 1;
-  }
+  int64_t num_outputs() const { return splits().size() - 1; }
   int64_t num_samples() const { return num_samples_; }
 
   // Validated global rows, those of output `o` at [splits[o], splits[o + 1]).
-  Span<const uint32_t> rows() const { return rows_; }
-  Span<const int64_t> splits() const { return splits_; }
+  Span<const uint32_t> rows() const {
+    return owner_ == nullptr ? Span<const uint32_t>(rows_) : shared_rows_;
+  }
+  Span<const int64_t> splits() const {
+    return owner_ == nullptr ? Span<const int64_t>(splits_) : shared_splits_;
+  }
   // One factor per row; empty when all are 1.
   Span<const float> gains() const { return gains_; }
   const IdCounts& counts() const { return counts_; }
@@ -118,6 +126,10 @@ class RaggedIds {
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};
+  // Instead of these two, where `OfRows` made it.
+  std::shared_ptr<const void> owner_;
+  Span<const uint32_t> shared_rows_;
+  Span<const int64_t> shared_splits_;
   std::vector<float> gains_;
   IdCounts counts_;
   int32_t vocabulary_step_ = 0;

@@ -9,43 +9,48 @@
 
 #include "cc/core/base/item_loops.h"
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/row_tuning.h"
 #include "cc/core/tables/half_table.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
 namespace {
 
-constexpr int64_t kTile = 256;
 // Of rows that are expanded to floats: while a tile is worked on and rounded,
 // the rows that its expansion has prefetched arrive, which are the next tile.
 constexpr int64_t kHalfTile = kAhead;
 
-// Pointers of rows [begin, end) and of the `kAhead` after them, as far as
+// Pointers of rows [begin, end) and of the `ahead` after them, as far as
 // there are any; the rest repeats the last one.
 template <typename T>
 void ResolveRows(const ShardedView<T>& view, Span<const uint32_t> rows,
-                 int64_t begin, int64_t end, std::vector<T*>* row_of) {
-  row_of->resize(end - begin + kAhead);
-  const int64_t known = std::min(end - begin + kAhead, rows.size() - begin);
-  for (int64_t i = 0; i < known; ++i) {
-    (*row_of)[i] = view.row(rows[begin + i]);
-  }
+                 int64_t begin, int64_t end, int64_t ahead,
+                 std::vector<T*>* row_of) {
+  row_of->resize(end - begin + ahead);
+  const int64_t known = std::min(end - begin + ahead, rows.size() - begin);
+  view.WithRow([&](auto row) {
+    for (int64_t i = 0; i < known; ++i) (*row_of)[i] = row(rows[begin + i]);
+  });
   std::fill(row_of->begin() + known, row_of->end(), (*row_of)[known - 1]);
 }
 
 // Rows that are floats already: a tile of them is where it is.
 class FloatTile {
  public:
-  static constexpr int64_t kSize = kTile;
+  static constexpr RowType kRowType = RowType::kFloat32;
 
-  explicit FloatTile(const ShardedView<float>& table) : table_(table) {}
+  FloatTile(const ShardedView<float>& table, const RowTuning& tuning)
+      : table_(table), tuning_(tuning) {}
+
+  int64_t size() const { return tuning_.tile; }
 
   float* const* Open(Span<const uint32_t> rows, int64_t begin, int64_t end,
                      const RowKernels& kernels) {
-    ResolveRows(table_, rows, begin, end, &row_of_);
+    ResolveRows(table_, rows, begin, end, tuning_.ahead, &row_of_);
     return row_of_.data();
   }
   void Close(Span<const uint32_t> rows, int64_t begin, int64_t end,
@@ -53,27 +58,31 @@ class FloatTile {
 
  private:
   const ShardedView<float>& table_;
+  const RowTuning& tuning_;
   std::vector<float*> row_of_;
 };
 
 // Rows that are expanded before a tile is worked on, and rounded after.
 class HalfTile {
  public:
-  static constexpr int64_t kSize = kHalfTile;
+  // Or of the other 16 bits.
+  static constexpr RowType kRowType = RowType::kBfloat16;
 
-  explicit HalfTile(const HalfTable& table)
+  HalfTile(const HalfTable& table, const RowTuning& tuning)
       : table_(table),
         rows_(kHalfTile * table.rows.dim),
-        float_row_of_(kHalfTile + kAhead, rows_.data()),
+        float_row_of_(kHalfTile + tuning.ahead, rows_.data()),
         noise_keys_(kHalfTile) {
     for (int64_t i = 0; i < kHalfTile; ++i) {
       float_row_of_[i] = rows_.data() + i * table.rows.dim;
     }
   }
 
+  int64_t size() const { return kHalfTile; }
+
   float* const* Open(Span<const uint32_t> rows, int64_t begin, int64_t end,
                      const RowKernels& kernels) {
-    ResolveRows(table_.rows, rows, begin, end, &row_of_);
+    ResolveRows(table_.rows, rows, begin, end, kAhead, &row_of_);
     ExpandArgs args;
     args.row_type = table_.type;
     args.row_of = row_of_.data();
@@ -126,10 +135,13 @@ void ApplyToRange(const TableUpdate& update, const Settings& settings,
                   const RowGradients& gradients, const Table& table,
                   int64_t dim, const RowKernels& kernels, int64_t begin,
                   int64_t end) {
-  Tile tile(table);
+  const RowTuning tuning = update.tuning.tile > 0
+                               ? update.tuning
+                               : UpdateTuning(Tile::kRowType, dim);
+  Tile tile(table, tuning);
   std::vector<float*> slot_of[kMaxSlots];
   std::vector<float> scratch(dim);
-  for (; begin < end; begin += Tile::kSize) {
+  for (; begin < end; begin += tile.size()) {
     ApplyArgs args;
     args.optimizer = update.optimizer;
     args.hyperparameters = update.hyperparameters.data();
@@ -138,14 +150,17 @@ void ApplyToRange(const TableUpdate& update, const Settings& settings,
     args.gradient_of = gradients.gradient_of.data();
     args.gains = gradients.gains.empty() ? nullptr : gradients.gains.data();
     args.gradient_rows = gradients.gradient_rows.data();
+    args.num_positions = gradients.gradient_of.size();
     args.begin = begin;
-    args.end = std::min(begin + Tile::kSize, end);
+    args.end = std::min(begin + tile.size(), end);
     args.dim = dim;
+    args.ahead = tuning.ahead;
+    args.gradients_ahead = tuning.gradients_ahead;
     args.scratch = scratch.data();
     args.row_of = tile.Open(gradients.rows, args.begin, args.end, kernels);
     for (int64_t j = 0; j < update.slots.size(); ++j) {
       ResolveRows(update.slots[j], gradients.rows, args.begin, args.end,
-                  &slot_of[j]);
+                  tuning.ahead, &slot_of[j]);
       args.slot_of[j] = slot_of[j].data();
     }
     kernels.apply(args);

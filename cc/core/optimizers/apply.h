@@ -9,6 +9,7 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/views.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/row_tuning.h"
 #include "cc/core/tables/half_table.h"
 #include "cc/core/tables/sharded_view.h"
 
@@ -32,6 +33,7 @@ struct TableUpdate {
   const ShardedView<float>* table = nullptr;
   const HalfTable* half_table = nullptr;  // if `table` is not
   Span<const ShardedView<float>> slots;
+  RowTuning tuning = {};  // without a tile: that of such rows
 };
 
 // Sums the gradients of each unique row, then runs one step of the rule on it

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
 #include "cc/core/base/views.h"
 
 namespace layoutmap {
@@ -21,9 +22,15 @@ struct UniqueRows {
 
 // `segments` are numbered through: a position counts from the start of the
 // first. All rows are below `num_rows`. A radix sort: its time grows with the
-// number of ids and the digits of num_rows, never with num_rows.
+// number of ids and the digits of num_rows, never with num_rows. If there are
+// `labels`, one for each id, `positions` have labels[p] in the place of p.
 UniqueRows FindUniqueRows(Span<const Span<const uint32_t>> segments,
-                          int64_t num_rows);
+                          int64_t num_rows,
+                          const ParallelFor& parallel_for = SerialFor,
+                          Span<const uint32_t> labels = {});
+
+// So many ids are sorted by all threads; fewer take one longer to wake up.
+constexpr int64_t kManyIds = int64_t{1} << 16;
 
 }  // namespace layoutmap
 

@@ -6,6 +6,8 @@
 #include <random>
 #include <vector>
 
+#include "cc/core/base/parallel_for.h"
+#include "cc/core/base/parallel_for_test.h"
 #include "cc/core/base/views.h"
 #include "gtest/gtest.h"
 
@@ -14,9 +16,11 @@ namespace {
 
 using Segments = std::vector<std::vector<uint32_t>>;
 
-UniqueRows Find(const Segments& segments, int64_t num_rows) {
+UniqueRows Find(const Segments& segments, int64_t num_rows,
+                const ParallelFor& parallel_for = SerialFor,
+                Span<const uint32_t> labels = {}) {
   std::vector<Span<const uint32_t>> spans(segments.begin(), segments.end());
-  return FindUniqueRows(spans, num_rows);
+  return FindUniqueRows(spans, num_rows, parallel_for, labels);
 }
 
 void ExpectAsMap(const Segments& segments, int64_t num_rows) {
@@ -113,6 +117,44 @@ TEST(UniqueRowsTest, ManyIdsAgreeWithAMap) {
   ExpectAsMap({RandomRows(200000, 50000, &random),
                RandomRows(100000, 2000000, &random)},
               2000000);
+}
+
+TEST(UniqueRowsTest, AnyNumberOfThreadsFindsTheSame) {
+  std::mt19937_64 random(11);
+  // Around the number from which threads share the work.
+  for (int64_t num_ids : {kManyIds - 1, kManyIds, kManyIds + 13}) {
+    for (int64_t num_rows : {int64_t{1}, int64_t{3000}, int64_t{1} << 32}) {
+      const Segments segments = {
+          RandomRows(num_ids / 3, num_rows, &random),
+          {},
+          RandomRows(num_ids - num_ids / 3, std::min<int64_t>(num_rows, 7),
+                     &random)};
+      const UniqueRows expected = Find(segments, num_rows);
+      for (const ParallelFor& parallel_for : {UnevenFor(5), UnevenFor(2, 1)}) {
+        const UniqueRows found = Find(segments, num_rows, parallel_for);
+        EXPECT_EQ(found.rows, expected.rows);
+        EXPECT_EQ(found.splits, expected.splits);
+        EXPECT_EQ(found.positions, expected.positions);
+      }
+    }
+  }
+}
+
+TEST(UniqueRowsTest, LabelsStandInThePlaceOfPositions) {
+  std::mt19937_64 random(12);
+  for (int64_t num_ids : {int64_t{0}, int64_t{500}, kManyIds + 1}) {
+    const Segments segments = {RandomRows(num_ids, 200, &random)};
+    std::vector<uint32_t> labels(num_ids);
+    for (uint32_t& label : labels) label = static_cast<uint32_t>(random());
+    const UniqueRows expected = Find(segments, 200);
+    const UniqueRows found = Find(segments, 200, UnevenFor(3), labels);
+    EXPECT_EQ(found.rows, expected.rows);
+    EXPECT_EQ(found.splits, expected.splits);
+    ASSERT_EQ(found.positions.size(), expected.positions.size());
+    for (size_t k = 0; k < expected.positions.size(); ++k) {
+      ASSERT_EQ(found.positions[k], labels[expected.positions[k]]);
+    }
+  }
 }
 
 }  // namespace

@@ -48,7 +48,9 @@ struct Quantization {
 };
 
 // Pointers are resolved a little ahead of where a loop reads, so that it can
-// prefetch: `row_of` has `kAhead` more entries than the loop walks over.
+// prefetch: `row_of` has `ahead` more entries than the loop walks over. How far
+// pays differs by rows (cc/core/simd/row_tuning.h); where rows are expanded,
+// it is this far.
 constexpr int64_t kAhead = 16;
 
 // out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row, in that
@@ -63,6 +65,7 @@ struct LookupArgs {
   int64_t begin;  // outputs [begin, end)
   int64_t end;
   int64_t dim;
+  int64_t ahead;                               // entries of `row_of` at its end
   float* out;                                  // row 0
   const Quantization* quantization = nullptr;  // null: rows as they are
 };
@@ -83,9 +86,12 @@ struct ApplyArgs {
   const uint32_t* gradient_of;
   const float* gains;  // null: 1 each
   const float* const* gradient_rows;
+  int64_t num_positions;  // of `gradient_of`, of all rows
   int64_t begin;
   int64_t end;
   int64_t dim;
+  int64_t ahead;            // entries of `row_of` and `slot_of` at their end
+  int64_t gradients_ahead;  // as many positions ahead are prefetched
   float* scratch;  // [dim], for the rules that need a whole row at once
 };
 

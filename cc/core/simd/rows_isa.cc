@@ -85,12 +85,12 @@ struct Quantize {
 // Adds up columns [c, c + width of sum) of the rows i in [0, num_rows).
 template <typename Type, int kRegisters, typename Change>
 inline void SumRows(const Change& change, const void* const* row_of,
-                    const float* gains, int64_t num_rows, int64_t c,
-                    Vector* sum) {
+                    const float* gains, int64_t num_rows, int64_t ahead,
+                    int64_t c, Vector* sum) {
   typedef const typename Type::Stored* Row;
   for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
   for (int64_t i = 0; i < num_rows; ++i) {
-    PrefetchColumns<0>(static_cast<Row>(row_of[i + kAhead]) + c,
+    PrefetchColumns<0>(static_cast<Row>(row_of[i + ahead]) + c,
                        kRegisters * kLanes);
     const Row row = static_cast<Row>(row_of[i]) + c;
     Vector value;
@@ -112,15 +112,41 @@ inline void SumRows(const Change& change, const void* const* row_of,
 template <typename Type, int kRegisters, typename Change>
 inline int64_t LookupColumns(const Change& change, const void* const* row_of,
                              const float* gains, int64_t num_rows, int64_t c,
-                             int64_t dim, float* out) {
+                             const LookupArgs& a, float* out) {
   constexpr int64_t kWidth = kRegisters * kLanes;
-  for (; c + kWidth <= dim; c += kWidth) {
+  for (; c + kWidth <= a.dim; c += kWidth) {
     Vector sum[kRegisters];
-    SumRows<Type, kRegisters>(change, row_of, gains, num_rows, c, sum);
+    SumRows<Type, kRegisters>(change, row_of, gains, num_rows, a.ahead, c, sum);
     for (int r = 0; r < kRegisters; ++r) Store(out + c + r * kLanes, sum[r]);
   }
   return c;
 }
+
+#if defined(__AVX512F__)
+// The same of half a register, if there are so many columns.
+template <typename Change>
+inline int64_t LookupHalf(const Change& change, const void* const* row_of,
+                          const float* gains, int64_t num_rows, int64_t c,
+                          const LookupArgs& a, float* out) {
+  if (a.row_type != RowType::kFloat32 || c + kHalfLanes > a.dim) return c;
+  HalfVector sum = {};
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const auto* const ahead = static_cast<const float*>(row_of[i + a.ahead]);
+    PrefetchColumns<0>(ahead + c, kHalfLanes);
+    HalfVector value;
+    Read(static_cast<const float*>(row_of[i]) + c, &value);
+    sum += (gains == nullptr ? 1.0f : gains[i]) * change(value);
+  }
+  Write(out + c, sum);
+  return c + kHalfLanes;
+}
+#else
+template <typename Change>
+inline int64_t LookupHalf(const Change&, const void* const*, const float*,
+                          int64_t, int64_t c, const LookupArgs&, float*) {
+  return c;
+}
+#endif
 
 template <typename Type, typename Change>
 void LookupAll(const Change& change, const LookupArgs& a) {
@@ -131,9 +157,11 @@ void LookupAll(const Change& change, const LookupArgs& a) {
     const float* gains = a.gains == nullptr ? nullptr : a.gains + first;
     float* out = a.out + o * a.dim;
     int64_t c = 0;
-    c = LookupColumns<Type, 8>(change, row_of, gains, num_rows, c, a.dim, out);
-    c = LookupColumns<Type, 4>(change, row_of, gains, num_rows, c, a.dim, out);
-    c = LookupColumns<Type, 1>(change, row_of, gains, num_rows, c, a.dim, out);
+    c = LookupColumns<Type, 8>(change, row_of, gains, num_rows, c, a, out);
+    c = LookupColumns<Type, 4>(change, row_of, gains, num_rows, c, a, out);
+    c = LookupColumns<Type, 2>(change, row_of, gains, num_rows, c, a, out);
+    c = LookupColumns<Type, 1>(change, row_of, gains, num_rows, c, a, out);
+    c = LookupHalf(change, row_of, gains, num_rows, c, a, out);
     for (; c < a.dim; ++c) {
       float sum = 0;
       for (int64_t i = 0; i < num_rows; ++i) {
@@ -212,6 +240,11 @@ struct RowStep {
     return a.gradient_rows[a.gradient_of[k]];
   }
   float gain(int64_t k) const { return a.gains == nullptr ? 1.0f : a.gains[k]; }
+  // A gradient that comes later; the last one again where there is none.
+  const float* gradient_ahead(int64_t k) const {
+    const int64_t later = k + a.gradients_ahead;
+    return gradient(later < a.num_positions ? later : a.num_positions - 1);
+  }
 };
 
 template <typename Rule, typename V>
@@ -250,6 +283,7 @@ inline void FoldGradients(const RowStep& s, int64_t k, int64_t k_end, int64_t c,
   for (; k < k_end; ++k) {
     const float* gradient = s.gradient(k) + c;
     const float gain = s.gain(k);
+    PrefetchColumns<0>(s.gradient_ahead(k) + c, kRegisters * kLanes);
     for (int r = 0; r < kRegisters; ++r) {
       sum[r] += gain * Load(gradient + r * kLanes);
     }
@@ -270,13 +304,39 @@ inline int64_t ApplyColumns(const Rule& rule, const RowStep& s, int64_t k,
   return c;
 }
 
+#if defined(__AVX512F__)
+// The same of half a register, if there are so many columns.
+template <typename Rule>
+inline int64_t ApplyHalf(const Rule& rule, const RowStep& s, int64_t k,
+                         int64_t k_end, int64_t c) {
+  if (c + kHalfLanes > s.a.dim) return c;
+  HalfVector sum = {};
+  for (; k < k_end; ++k) {
+    PrefetchColumns<0>(s.gradient_ahead(k) + c, kHalfLanes);
+    HalfVector gradient;
+    Read(s.gradient(k) + c, &gradient);
+    sum += s.gain(k) * gradient;
+  }
+  Update<Rule, HalfVector>(rule, s, c, sum);
+  return c + kHalfLanes;
+}
+#else
+template <typename Rule>
+inline int64_t ApplyHalf(const Rule&, const RowStep&, int64_t, int64_t,
+                         int64_t c) {
+  return c;
+}
+#endif
+
 template <typename Rule>
 inline void ApplyRow(const Rule& rule, const RowStep& s, int64_t k,
                      int64_t k_end) {
   int64_t c = 0;
   c = ApplyColumns<8>(rule, s, k, k_end, c);
   c = ApplyColumns<4>(rule, s, k, k_end, c);
+  c = ApplyColumns<2>(rule, s, k, k_end, c);
   c = ApplyColumns<1>(rule, s, k, k_end, c);
+  c = ApplyHalf(rule, s, k, k_end, c);
   for (; c < s.a.dim; ++c) {
     float sum = 0;
     for (int64_t i = k; i < k_end; ++i) sum += s.gain(i) * s.gradient(i)[c];
@@ -289,10 +349,10 @@ void ApplyRule(const Rule& rule, bool accumulate, const ApplyArgs& a) {
   for (int64_t u = a.begin; u < a.end; ++u) {
     const int64_t i = u - a.begin;
     RowStep s = {a, a.splits[u], a.splits[u + 1], a.row_of[i], {}};
-    PrefetchColumns<1>(a.row_of[i + kAhead], a.dim);
+    PrefetchColumns<1>(a.row_of[i + a.ahead], a.dim);
     for (int j = 0; j < Rule::kNumSlots; ++j) {
       s.slots[j] = a.slot_of[j][i];
-      PrefetchColumns<1>(a.slot_of[j][i + kAhead], a.dim);
+      PrefetchColumns<1>(a.slot_of[j][i + a.ahead], a.dim);
     }
     if (accumulate) {
       ApplyRow(rule, s, s.k_begin, s.k_end);
@@ -337,10 +397,10 @@ void RunWholeRows(const ApplyArgs& a) {
   for (int64_t u = a.begin; u < a.end; ++u) {
     const int64_t i = u - a.begin;
     RowStep s = {a, a.splits[u], a.splits[u + 1], a.row_of[i], {}};
-    PrefetchColumns<1>(a.row_of[i + kAhead], a.dim);
+    PrefetchColumns<1>(a.row_of[i + a.ahead], a.dim);
     for (int j = 0; j < Rule::kNumSlots; ++j) {
       s.slots[j] = a.slot_of[j][i];
-      PrefetchColumns<1>(a.slot_of[j][i + kAhead],
+      PrefetchColumns<1>(a.slot_of[j][i + a.ahead],
                          Rule::kIsPerRow[j] ? 1 : a.dim);
     }
     if (accumulate) {

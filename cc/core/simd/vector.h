@@ -53,7 +53,7 @@ static inline Vector Sqrt(Vector x) {
 
 static inline float Pow(float x, float y) { return __builtin_powf(x, y); }
 static inline Vector Pow(Vector x, float y) {
-  Vector power;
+  Vector power = {};
   for (int i = 0; i < kLanes; ++i) power[i] = __builtin_powf(x[i], y);
   return power;
 }
@@ -81,6 +81,31 @@ template <typename V>
 static inline V Fill(float x) {
   return V{} + x;
 }
+
+#if defined(__AVX512F__)
+// Half a register, for columns that fill no whole one. With smaller registers
+// it is one.
+typedef float HalfVector
+    __attribute__((vector_size(32), aligned(4), may_alias));
+constexpr int kHalfLanes = 8;
+
+static inline HalfVector Sqrt(HalfVector x) { return _mm256_sqrt_ps(x); }
+static inline HalfVector Pow(HalfVector x, float y) {
+  HalfVector power = {};
+  for (int i = 0; i < kHalfLanes; ++i) power[i] = __builtin_powf(x[i], y);
+  return power;
+}
+static inline HalfVector Floor(HalfVector x) {
+  typedef int Ints __attribute__((vector_size(32)));
+  return __builtin_convertvector(__builtin_convertvector(x, Ints), HalfVector);
+}
+static inline void Read(const float* p, HalfVector* x) {
+  *x = *reinterpret_cast<const HalfVector*>(p);
+}
+static inline void Write(float* p, HalfVector x) {
+  *reinterpret_cast<HalfVector*>(p) = x;
+}
+#endif
 
 // The same operation on one lane, for the columns that fill no register: it
 // rounds like a lane of `Vector`, so the bits do not depend on the width.

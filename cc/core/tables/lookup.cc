@@ -8,51 +8,58 @@
 
 #include "cc/core/base/item_loops.h"
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_queue.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/row_tuning.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
 namespace {
 
-// Pointers are resolved for about this many ids at a time: 4 KiB of them stay
-// in the first-level cache while the kernel runs through them.
-constexpr int64_t kTile = 512;
-
 template <typename T>
-void LookupRange(const ShardedView<const T>& table, RowType row_type,
-                 Span<const uint32_t> rows, Span<const int64_t> splits,
-                 Span<const float> gains, const RowKernels& kernels,
-                 const Quantization* quantization, int64_t begin, int64_t end,
-                 MatrixView<float> out) {
+void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
+                 RowType row_type, const RowKernels& kernels, int64_t begin,
+                 int64_t end) {
+  const Span<const int64_t> splits = task.splits;
+  const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
+  const RowTuning tuning =
+      task.tuning.tile > 0 ? task.tuning : LookupTuning(row_type);
   std::vector<const void*> row_of;
-  row_of.reserve(kTile + kAhead);
+  row_of.reserve(tuning.tile + tuning.ahead);
   // Prefetching past the last row must still point somewhere harmless.
-  const void* const anywhere = out.data;
+  const void* const anywhere = task.out.data;
   const int64_t last = splits[end];
+  // The first rows of all: those of a later tile were asked for in the one
+  // before.
+  const int64_t begun = std::min(splits[begin] + tuning.ahead, last);
+  for (int64_t i = splits[begin]; i < begun; ++i) {
+    PrefetchRow(table.row(task.rows[i]), row_bytes);
+  }
   while (begin < end) {
     const int64_t first = splits[begin];
     int64_t next = begin + 1;
-    while (next < end && splits[next + 1] - first <= kTile) ++next;
+    while (next < end && splits[next + 1] - first <= tuning.tile) ++next;
     const int64_t size = splits[next] - first;
-    row_of.assign(size + kAhead, anywhere);
-    const int64_t known = std::min(size + kAhead, last - first);
-    for (int64_t i = 0; i < known; ++i) row_of[i] = table.row(rows[first + i]);
-    for (int64_t i = 0; i < std::min(known, kAhead); ++i) {
-      __builtin_prefetch(row_of[i]);
-    }
+    const int64_t known = std::min(size + tuning.ahead, last - first);
+    row_of.resize(size + tuning.ahead);
+    table.WithRow([&](auto row) {
+      for (int64_t i = 0; i < known; ++i) row_of[i] = row(task.rows[first + i]);
+    });
+    std::fill(row_of.begin() + known, row_of.end(), anywhere);
     LookupArgs args;
     args.row_type = row_type;
     args.row_of = row_of.data();
-    args.gains = gains.empty() ? nullptr : gains.data() + first;
+    args.gains = task.gains.empty() ? nullptr : task.gains.data() + first;
     args.splits = splits.data();
     args.first = first;
     args.begin = begin;
     args.end = next;
     args.dim = table.dim;
-    args.out = out.data;
-    args.quantization = quantization;
+    args.ahead = tuning.ahead;
+    args.out = task.out.data;
+    args.quantization = task.quantization;
     kernels.lookup(args);
     begin = next;
   }
@@ -61,12 +68,10 @@ void LookupRange(const ShardedView<const T>& table, RowType row_type,
 void RunTask(const LookupTask& task, const RowKernels& kernels, int64_t begin,
              int64_t end) {
   if (task.table != nullptr) {
-    return LookupRange(*task.table, RowType::kFloat32, task.rows, task.splits,
-                       task.gains, kernels, task.quantization, begin, end,
-                       task.out);
+    return LookupRange(task, *task.table, RowType::kFloat32, kernels, begin,
+                       end);
   }
-  LookupRange(*task.half_table, task.row_type, task.rows, task.splits,
-              task.gains, kernels, task.quantization, begin, end, task.out);
+  LookupRange(task, *task.half_table, task.row_type, kernels, begin, end);
 }
 
 }  // namespace

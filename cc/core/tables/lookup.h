@@ -10,6 +10,7 @@
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/row_tuning.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {
@@ -45,6 +46,7 @@ struct LookupTask {
   Span<const float> gains;
   MatrixView<float> out = {};
   const Quantization* quantization = nullptr;
+  RowTuning tuning = {};  // without a tile: that of such rows
 };
 
 // The same as `Lookup` of each, in one parallel loop.

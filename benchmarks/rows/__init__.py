@@ -1,0 +1,1 @@
+"""What rows of tables cost the core, measured without TensorFlow."""

@@ -1,0 +1,83 @@
+"""The AUC of the model of `examples/dlrm.py`, before and after it is exported.
+
+    python -m benchmarks.whole_models.exported_auc
+
+Trains on the data that the example makes up, for its default settings, once for
+each seed. The AUC is exact, of the held-out lines: the chance that a click
+scores above a line without one. Exported models are loaded and asked as a
+server would ask them.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import rich.console
+import rich.table
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+
+from clicks import criteo, generating, training
+from clicks.scores import auc
+from clicks.settings import Settings
+
+NUM_LINES = 120_000  # as the example
+SEEDS = (7, 8, 9)
+KINDS = ("float32", "float16", "int8", "int4")
+
+
+def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
+    """AUC by kind of rows; of the trained model as `"trained"`."""
+    settings = Settings(seed=seed)
+    path = folder / "lines.txt"
+    generating.generate(path, NUM_LINES, settings.seed)
+    clicks = criteo.look_through(path, NUM_LINES)
+    table_rows = clicks.table_rows(settings.max_rows)
+    model = training.make_or_load(
+        tf.distribute.get_strategy(), settings, table_rows, folder)
+    training.train(model, clicks, table_rows, settings, folder)
+    batches = list(criteo.held_out_batches(
+        clicks, table_rows, settings.batch_size))
+    labels = np.concatenate([label.numpy()[:, 0] for _, label in batches])
+
+    def auc_of(logits_of) -> float:
+        return auc(labels, np.concatenate(
+            [np.asarray(logits_of(features))[:, 0]
+             for features, _ in batches]))
+
+    found = {"trained": auc_of(lambda features: model(features))}
+    for kind in KINDS:
+        tlm.export(model, folder / kind, kind)
+        # Whoever lets go of what was loaded loses its variables.
+        loaded = tf.saved_model.load(folder / kind)
+        found[kind] = auc_of(loaded.serve)
+    return found
+
+
+def main() -> None:
+    """Measures all, and prints a table."""
+    table = rich.table.Table(title=f"AUC of {NUM_LINES:,} made-up lines")
+    for column in ("seed", "trained", *KINDS):
+        table.add_column(column, justify="right")
+    for seed in SEEDS:
+        keras.utils.clear_session()
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(seed, pathlib.Path(folder))
+        table.add_row(str(seed), f"{found['trained']:.6f}", *(
+            f"{found[kind]:.6f} ({found[kind] - found['trained']:+.6f})"
+            for kind in KINDS))
+    rich.console.Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
