@@ -65,7 +65,7 @@ def main():
 
     def dataset_fn():
         # No two workers, and no dataset made anew, have the same.
-        return tf.data.Dataset.random(rerandomize_each_iteration=True).batch(6)
+        return tf.data.Dataset.random(rerandomize_each_iteration=True).batch(24)
 
     def step(fresh):
         ours.enqueue({"words": tf.constant(KEYS, tf.int64), "stream": fresh})
