@@ -10,8 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 # The interpreter that .venv is made from: PYTHON=python3.12 make demo
 PYTHON ?= python3
 # Files of tests that run at the same time, each in a process of its own; one of
-# them takes up to 4 GB.
-TEST_WORKERS ?= 2
+# them takes up to 4 GB. One more than two cores: some wait for other processes.
+TEST_WORKERS ?= 3
 # Files are units, and start in the order of tests/long_files.txt.
 BY_FILES := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 20
