@@ -110,8 +110,9 @@ REGISTER_OP("LayoutMap>FetchKeys")
       return SetShape(c, "fetched", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
-Finds the rows of keys, gives new ones rows, and reads rows of all shards on a
-server. Of a closure that has fetched here before, keys are only found.
+Finds or makes the rows of keys, and reads rows, of all shards on a server.
+
+Of a closure that has fetched here before, keys are only found.
 
 shards: All shards on this server, by table, then by shard.
 slots: Of each shard of an open table, one slot variable after the other.
