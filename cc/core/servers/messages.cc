@@ -157,12 +157,14 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
   bytes = Skip(bytes, ApplyHeader::kNumBytes);
   std::vector<uint32_t> counts;
   LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
+  // At most one more than can have come: too many stay too many, also where
+  // nothing has come, and no sum overflows.
+  const int64_t most = bytes.size() + 1;
   int64_t num_hyperparameters = 0, num_values = 0;
   for (size_t p = 0; p < sizes.size(); ++p) {
-    // Not more than what has come, so that no sum overflows.
-    num_hyperparameters += std::min(sizes[p].num_hyperparameters, bytes.size());
-    num_values += std::min<int64_t>(counts[p], bytes.size()) *
-                  std::min(sizes[p].dim, bytes.size());
+    num_hyperparameters += std::min(sizes[p].num_hyperparameters, most);
+    num_values +=
+        std::min<int64_t>(counts[p], most) * std::min(sizes[p].dim, most);
   }
   const int64_t value_bytes =
       num_hyperparameters * sizeof(float) + num_values * WireBytes(wire);

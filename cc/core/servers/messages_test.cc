@@ -108,6 +108,22 @@ TEST_P(ApplyTest, WhatIsCutOffAnywhereIsRefused) {
   }
 }
 
+// Without rows, only their number says that hyperparameters are missing.
+TEST_P(ApplyTest, AnApplyWithoutRowsHasItsHyperparameters) {
+  ApplyWriter writer;
+  writer.wire = GetParam();
+  writer.counts = {0, 0, 0};
+  writer.hyperparameters = {0.5f, 0.25f};
+  std::vector<uint8_t> bytes(writer.size());
+  writer.Write(bytes.data());
+  ApplyMessage message;
+  ASSERT_EQ(message.Read(bytes, kSizes).message(), "");
+  while (!bytes.empty()) {
+    bytes.pop_back();
+    EXPECT_FALSE(message.Read(bytes, kSizes).ok()) << bytes.size();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Wires, ApplyTest,
                          testing::Values(RowType::kFloat32,
                                          RowType::kBfloat16));
