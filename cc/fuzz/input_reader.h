@@ -54,6 +54,13 @@ class InputReader {
     return values;
   }
 
+  // `size` numbers, of which the first few are not 0.
+  std::vector<int64_t> State(int64_t size) {
+    std::vector<int64_t> state(size, 0);
+    for (int64_t i = 0; i < 8; ++i) state[Below(20)] = MostlyBelow(40);
+    return state;
+  }
+
  private:
   const uint8_t* data_;
   size_t left_;

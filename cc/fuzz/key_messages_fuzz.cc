@@ -23,10 +23,7 @@ constexpr int64_t kDim = 2;
 constexpr int64_t kBuckets = 8, kHere = 4;
 
 void CheckSteps(InputReader* input) {
-  std::vector<int64_t> state(FetchedSteps::kSize, 0);
-  for (int64_t i = 0; i < 8; ++i) {
-    state[input->Below(20)] = input->MostlyBelow(40);
-  }
+  std::vector<int64_t> state = input->State(FetchedSteps::kSize);
   FetchedSteps steps(state);
   for (int64_t i = 0; i < 8; ++i) {
     const ClosureToken token = {input->MostlyBelow(4), input->Below(60) - 1,

@@ -25,10 +25,7 @@ constexpr int64_t kDim = 3;
 constexpr size_t kPieces = 2;
 
 void CheckClosures(InputReader* input) {
-  std::vector<int64_t> state(AppliedClosures::kSize, 0);
-  for (int64_t i = 0; i < 8; ++i) {
-    state[input->Below(20)] = input->MostlyBelow(40);
-  }
+  std::vector<int64_t> state = input->State(AppliedClosures::kSize);
   AppliedClosures closures(state);
   for (int64_t i = 0; i < 8; ++i) {
     const ClosureToken token = {input->MostlyBelow(4), input->MostlyBelow(60),

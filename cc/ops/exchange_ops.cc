@@ -2,9 +2,7 @@
 // in one table.
 
 #include <cstdint>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/op.h"
@@ -14,17 +12,6 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-// The list of vectors `name`, as many as the attr `count` says.
-absl::Status SetVectors(InferenceContext* c, const char* name,
-                        const char* count) {
-  int32_t size;
-  TF_RETURN_IF_ERROR(c->GetAttr(count, &size));
-  return c->set_output(
-      name,
-      std::vector<ShapeHandle>(size, c->Vector(InferenceContext::kUnknownDim)));
-}
 
 REGISTER_OP("LayoutMap>PlanExchange")
     .Input("ids: num_inputs * Tids")

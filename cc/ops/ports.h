@@ -37,6 +37,17 @@ inline absl::Status SetShape(tensorflow::shape_inference::InferenceContext* c,
   return c->set_output(name, {shape});
 }
 
+// The list of vectors `name`, as many as the attr `count` says.
+inline absl::Status SetVectors(tensorflow::shape_inference::InferenceContext* c,
+                               const char* name, const char* count) {
+  using tensorflow::shape_inference::InferenceContext;
+  int32_t size;
+  TF_RETURN_IF_ERROR(c->GetAttr(count, &size));
+  return c->set_output(name,
+                       std::vector<tensorflow::shape_inference::ShapeHandle>(
+                           size, c->Vector(InferenceContext::kUnknownDim)));
+}
+
 // The output `activations`, by feature: [num_samples, dim], or of a sequence
 // [num_samples, length, dim].
 inline absl::Status SetActivationShapes(

@@ -1,10 +1,6 @@
 // Steps over parameter servers whose tables have open vocabularies.
 // docs/ops.md has the contract in one table.
 
-#include <cstdint>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -15,7 +11,6 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("LayoutMap>PlanKeys")
     .Input("ids: num_inputs * int64")
@@ -35,13 +30,8 @@ REGISTER_OP("LayoutMap>PlanKeys")
     .Attr("wire_dtype: {float, bfloat16} = DT_FLOAT") LM_ENGINE_CONFIG_ATTRS
     .SetIsStateful()  // Neither folded nor left out: it refuses bad ids.
     .SetShapeFn([](InferenceContext* c) {
-      int32_t num_servers;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_servers", &num_servers));
       TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
-      return c->set_output(
-          "requests",
-          std::vector<ShapeHandle>(num_servers,
-                                   c->Vector(InferenceContext::kUnknownDim)));
+      return SetVectors(c, "requests", "num_servers");
     })
     .Doc(R"doc(
 Checks a batch and finds which keys of which server it needs.

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -15,13 +14,6 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ScalarShape;
-using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status SetVectors(InferenceContext* c, const char* name, int count) {
-  return c->set_output(
-      name, std::vector<ShapeHandle>(count,
-                                     c->Vector(InferenceContext::kUnknownDim)));
-}
 
 REGISTER_OP("LayoutMap>PlanStep")
     .Input("ids: num_inputs * Tids")
@@ -39,10 +31,8 @@ REGISTER_OP("LayoutMap>PlanStep")
     .Attr("wire_dtype: {float, bfloat16} = DT_FLOAT") LM_ENGINE_CONFIG_ATTRS
     .SetIsStateful()  // Neither folded nor left out: it refuses bad ids.
     .SetShapeFn([](InferenceContext* c) {
-      int32_t num_servers;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_servers", &num_servers));
       TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
-      return SetVectors(c, "requests", num_servers);
+      return SetVectors(c, "requests", "num_servers");
     })
     .Doc(R"doc(
 Checks a batch and finds which rows of which server it needs.
@@ -119,9 +109,7 @@ REGISTER_OP("LayoutMap>FoldGradients")
     .Attr("num_features: int >= 1")
     .Attr("num_tables: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
-      int32_t num_servers;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_servers", &num_servers));
-      return SetVectors(c, "requests", num_servers);
+      return SetVectors(c, "requests", "num_servers");
     })
     .Doc(R"doc(
 Sums the gradients of each unique row of a batch.

@@ -116,15 +116,7 @@ Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
   token.number = Take<int64_t>(&next);
   token.attempt = Take<int64_t>(&next);
   training = Take<int64_t>(&next) != 0;
-  const auto type = Take<uint32_t>(&next);
-  if (type != static_cast<uint32_t>(RowType::kFloat32) &&
-      type != static_cast<uint32_t>(RowType::kBfloat16)) {
-    return InvalidArgument(
-        "`request` must have values of type 0 (float32) or 1 (bfloat16). "
-        "Received: type " +
-        to_string(type));
-  }
-  wire = static_cast<RowType>(type);
+  LM_RETURN_IF_ERROR(ReadWireType(Take<uint32_t>(&next), &wire));
   std::vector<uint32_t> counts(num_pieces);
   for (uint32_t& one : counts) one = Take<uint32_t>(&next);
   kinds.resize(num_pieces);

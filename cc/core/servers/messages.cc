@@ -50,15 +50,7 @@ Status TakeCounts(const std::vector<PieceSize>& sizes,
         to_string(num_pieces) + " shards here, and then the rows. Received: " +
         to_string(bytes->size()) + " bytes, too few");
   }
-  const auto type = Take<uint32_t>(bytes->data());
-  if (type != static_cast<uint32_t>(RowType::kFloat32) &&
-      type != static_cast<uint32_t>(RowType::kBfloat16)) {
-    return InvalidArgument(
-        "`request` must have values of type 0 (float32) or 1 (bfloat16). "
-        "Received: type " +
-        to_string(type));
-  }
-  *wire = static_cast<RowType>(type);
+  LM_RETURN_IF_ERROR(ReadWireType(Take<uint32_t>(bytes->data()), wire));
   for (int64_t p = 0; p < num_pieces; ++p) {
     counts->push_back(Take<uint32_t>(bytes->data() + (1 + p) * kWord));
   }

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 
 namespace layoutmap {
@@ -17,6 +20,18 @@ constexpr uint8_t kMore = 1 << kBits;
 constexpr int kMaxBytes = 5;
 
 }  // namespace
+
+Status ReadWireType(uint32_t type, RowType* wire) {
+  if (type != static_cast<uint32_t>(RowType::kFloat32) &&
+      type != static_cast<uint32_t>(RowType::kBfloat16)) {
+    return InvalidArgument(
+        "`request` must have values of type 0 (float32) or 1 (bfloat16). "
+        "Received: type " +
+        std::to_string(type));
+  }
+  *wire = static_cast<RowType>(type);
+  return Status();
+}
 
 // Signed, as magnitudes are: every instruction set compares those.
 uint16_t NearestBfloat16(float value) {

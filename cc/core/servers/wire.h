@@ -8,6 +8,7 @@
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 
 namespace layoutmap {
@@ -16,6 +17,9 @@ namespace layoutmap {
 constexpr int64_t WireBytes(RowType wire) {
   return wire == RowType::kFloat32 ? sizeof(float) : sizeof(uint16_t);
 }
+
+// What a message says its values are; refused unless it is one of the two.
+Status ReadWireType(uint32_t type, RowType* wire);
 
 // The nearest bfloat16, of two that are equally near the even one: off by at
 // most 2^-8 of the value. A finite value stays finite.

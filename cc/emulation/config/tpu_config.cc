@@ -9,7 +9,6 @@
 
 #include "cc/core/base/status.h"
 #include "cc/core/engine/engine_config.h"
-#include "cc/core/ids/ragged_ids.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/emulation/config/optimization_parameters.h"
 #include "cc/emulation/config/read_fields.h"

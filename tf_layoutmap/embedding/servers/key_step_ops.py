@@ -179,16 +179,7 @@ class KeyStepOps(step_ops.StepOps):
 
     def evict_keys(self, table: int, keys: tf.Tensor, *,
                    expired: bool) -> tf.Tensor:
-        """Takes the rows of keys of one table away; see `Vocabulary`.
-
-        Args:
-          table: Its number.
-          keys: Which keys, int64.
-          expired: Whether all keys whose time is over go instead.
-
-        Returns:
-          Those that had a row, `[num_evicted]` int64.
-        """
+        """Takes rows of keys of one table away, as `Backend.evict_keys`."""
         keys = tf.reshape(keys, [-1])
         if not expired:
             # In all shards or in none, unless steps run meanwhile.
