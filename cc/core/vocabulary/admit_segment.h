@@ -108,6 +108,7 @@ class AdmitSegment {
     int64_t num_uses = 0, num_missing = 0;
     for (int64_t begin = 0; begin < num_places; begin += kBlock) {
       const int64_t end = std::min(begin + kBlock, num_places);
+      segment_.PrefetchNext(begin, end, num_places);
       s_.counts.num_probes +=
           segment_.Find(s_.places.data() + begin, end - begin, num_places - end,
                         s_.rows.data() + begin);

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import sys
-import time
 
 import numpy as np
 import tensorflow as tf
@@ -52,11 +51,6 @@ def main(folder, how):
     tf.train.Checkpoint(model=model).write(
         str(folder / (f"temporary/{worker}" if worker else "model")))
     (folder / f"losses_{worker}.json").write_text(json.dumps(losses))
-    while len(list(folder.glob("losses_*.json"))) < 2:
-        time.sleep(0.05)
-    # After `fit` of tf_keras the first process does not end by itself, with
-    # copied tables neither.
-    os._exit(0)
 
 
 if __name__ == "__main__":
