@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import subprocess
+import time
 
 from tests import forked_process
 from tf_layoutmap.local_cluster.processes import free_ports
@@ -57,6 +58,17 @@ class Worker:
         """Ends it, if it still runs."""
         self.process.kill()
         self.process.wait()
+
+
+def stay_until_written(folder: pathlib.Path, pattern: str) -> None:
+    """Keeps a worker of two until both have written what they were told.
+
+    An error is told by a collective. Who has heard it may not end while the
+    other still listens.
+    """
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob(pattern))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def run_program(module: str, *arguments: str, seconds: float) -> dict:

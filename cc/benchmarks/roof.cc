@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "cc/core/base/huge_pages.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/check_ids.h"
+#include "cc/core/memory/huge_pages.h"
 
 namespace py = pybind11;
 

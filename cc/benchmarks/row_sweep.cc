@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "cc/core/base/huge_pages.h"
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
+#include "cc/core/memory/huge_pages.h"
 #include "cc/core/optimizers/apply.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"

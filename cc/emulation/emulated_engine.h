@@ -18,8 +18,8 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/steps/step.h"
 #include "cc/emulation/config/tpu_config.h"
 #include "cc/emulation/pending_calls.h"
 

@@ -10,15 +10,15 @@
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/ids/combiner.h"
 #include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 #include "cc/core/tables/lookup.h"
 #include "cc/fuzz/input_reader.h"
 

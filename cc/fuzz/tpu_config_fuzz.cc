@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "cc/core/base/status.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/emulation/config/tpu_config.h"
 #include "cc/fuzz/input_reader.h"
 

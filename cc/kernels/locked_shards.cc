@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/base/huge_pages.h"
+#include "cc/core/memory/huge_pages.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"

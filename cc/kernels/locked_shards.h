@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cc/core/base/huge_pages.h"
+#include "cc/core/memory/huge_pages.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/sharded_view.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -9,8 +9,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 CC = ROOT / "cc"
 
 # Each folder of the core may include itself and those before it.
-CORE = ["base", "simd", "ids", "rows", "tables", "keys", "vocabulary",
-        "optimizers", "engine", "servers", "served_keys", "exchange"]
+CORE = ["base", "memory", "simd", "ids", "rows", "tables", "keys",
+        "vocabulary", "optimizers", "steps", "engine", "servers",
+        "served_keys", "exchange"]
 
 INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
 

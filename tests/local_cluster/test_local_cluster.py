@@ -88,18 +88,25 @@ def test_a_program_is_refused_that_is_not_there():
     assert code and "no-such-program" in printed
 
 
-# Runs as every worker.
+# Runs as every worker. The one that fails ends the other, which has to be
+# through.
 WORKER = textwrap.dedent("""
-    import json, os, sys
+    import json, os, pathlib, sys, time
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     print("I am", task["type"], task["index"], "with", sys.argv[1])
+    through = pathlib.Path(sys.argv[2])
+    if task["index"] == 0:
+        through.touch()
+    while not through.exists():
+        time.sleep(0.01)
     sys.exit(3 * task["index"])
 """)
 
 
-def test_without_servers_each_worker_is_the_program():
+def test_without_servers_each_worker_is_the_program(tmp_path):
     code, printed = ended("--ps", "0", "--workers", "2", "--", sys.executable,
-                          "-c", WORKER, "--its_own_flag")
+                          "-c", WORKER, "--its_own_flag",
+                          str(tmp_path / "through"))
     assert code == 3
     assert "[worker:0] I am worker 0 with --its_own_flag\n" in printed
     assert "[worker:1] I am worker 1 with --its_own_flag\n" in printed

@@ -20,11 +20,11 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 #include "cc/core/tables/sharded_view.h"
 
 namespace layoutmap {

@@ -11,12 +11,12 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/optimizers/apply.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 #include "cc/core/tables/half_table.h"
 
 namespace layoutmap {

@@ -15,9 +15,9 @@
 #include "cc/core/base/parallel_for_test.h"
 #include "cc/core/base/status.h"
 #include "cc/core/engine/engine_test.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/steps/step.h"
 #include "cc/core/tables/table_test.h"
 #include "gtest/gtest.h"
 

@@ -9,11 +9,11 @@
 
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/ids/ragged_ids.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 
 namespace layoutmap {
 

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/engine_test.h"
 #include "cc/core/engine/host_engine.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/policy.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 #include "cc/core/tables/table_test.h"
 #include "cc/core/vocabulary/vocabulary_test.h"
 #include "gtest/gtest.h"

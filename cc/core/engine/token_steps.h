@@ -27,7 +27,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
-#include "cc/core/engine/step.h"
+#include "cc/core/steps/step.h"
 
 namespace layoutmap {
 

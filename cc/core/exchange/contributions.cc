@@ -11,10 +11,10 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/servers/worker_step.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 
 namespace layoutmap {
 

@@ -21,8 +21,8 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/servers/worker_step.h"
+#include "cc/core/steps/step.h"
 
 namespace layoutmap {
 

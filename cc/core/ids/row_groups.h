@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "cc/core/base/raw_array.h"
 #include "cc/core/base/views.h"
+#include "cc/core/memory/raw_array.h"
 
 namespace layoutmap {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
-#include "cc/core/base/raw_array.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
+#include "cc/core/memory/raw_array.h"
 #include "cc/core/simd/key_kernels.h"
 
 namespace layoutmap {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
-#include "cc/core/base/raw_array.h"
 #include "cc/core/base/views.h"
+#include "cc/core/memory/raw_array.h"
 
 namespace layoutmap {
 namespace {

@@ -12,9 +12,7 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/key_batches.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/keys_by_segment.h"
@@ -23,6 +21,8 @@
 #include "cc/core/servers/messages.h"
 #include "cc/core/servers/wire.h"
 #include "cc/core/servers/worker_step.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 
 namespace layoutmap {
 

@@ -12,12 +12,12 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/served_keys/key_messages.h"
 #include "cc/core/servers/applied_closures.h"
 #include "cc/core/servers/worker_step.h"
+#include "cc/core/steps/step.h"
 
 namespace layoutmap {
 

@@ -14,10 +14,10 @@
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/servers/messages.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 
 namespace layoutmap {
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
-#include "cc/core/base/raw_array.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/row_groups.h"
@@ -19,6 +18,7 @@
 #include "cc/core/keys/row_uses.h"
 #include "cc/core/keys/sketch.h"
 #include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/memory/raw_array.h"
 #include "cc/core/simd/key_kernels.h"
 #include "cc/core/vocabulary/admit_segment.h"
 #include "cc/core/vocabulary/segment_buckets.h"

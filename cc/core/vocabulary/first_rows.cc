@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
-#include "cc/core/base/raw_array.h"
 #include "cc/core/base/row_queue.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/first_values.h"
+#include "cc/core/memory/raw_array.h"
 #include "cc/core/simd/key_kernels.h"
 #include "cc/core/vocabulary/admit_keys.h"
 

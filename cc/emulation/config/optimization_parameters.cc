@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cc/core/base/status.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/optimizers/optimizer.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/quantization.h"
 #include "cc/emulation/config/read_fields.h"
 #include "cc/emulation/config/wire_reader.h"

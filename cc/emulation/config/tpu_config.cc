@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cc/core/base/status.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/emulation/config/optimization_parameters.h"
 #include "cc/emulation/config/read_fields.h"
 #include "cc/emulation/config/wire_reader.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cc/core/base/status.h"
-#include "cc/core/engine/engine_config.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/emulation/config/optimization_parameters.h"
 #include "cc/emulation/config/wire_reader.h"
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cc/core/base/status.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/simd/row_kernels.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/emulation/config/config_test.h"
 #include "gtest/gtest.h"
 

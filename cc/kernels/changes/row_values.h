@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/op_kernel.h"

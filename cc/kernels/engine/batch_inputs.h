@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "cc/core/base/status.h"
 #include "cc/core/engine/host_engine.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/ids/ragged_ids.h"
+#include "cc/core/steps/step.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {

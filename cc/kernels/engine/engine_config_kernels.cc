@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/kernels/engine/engine_config_reader.h"
 #include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"

@@ -4,7 +4,7 @@
 #define TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_CONFIG_READER_H_
 
 #include "absl/status/status.h"
-#include "cc/core/engine/engine_config.h"
+#include "cc/core/steps/engine_config.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {

@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/rows/changed_rows.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/kernels/engine/settled_memory.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/engine/token_steps.h"
+#include "cc/core/steps/step.h"
 #include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"

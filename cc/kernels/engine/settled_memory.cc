@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "cc/core/base/huge_pages.h"
+#include "cc/core/memory/huge_pages.h"
 
 namespace layoutmap {
 namespace {

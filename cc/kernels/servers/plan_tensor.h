@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/engine/engine_config.h"
-#include "cc/core/engine/step.h"
 #include "cc/core/servers/worker_step.h"
+#include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"

@@ -14,6 +14,7 @@ import time
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import processes
 
 tpu = tf.tpu.experimental.embedding
 
@@ -83,6 +84,7 @@ def main(folder, case):
         path.write_text("trained")
     except Exception as error:
         path.write_text(f"{type(error).__name__}: {error}")
+    processes.stay_until_written(folder, "[01].txt")
 
 
 if __name__ == "__main__":

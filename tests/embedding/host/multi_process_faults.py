@@ -14,6 +14,7 @@ import sys
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import processes
 
 tpu = tf.tpu.experimental.embedding
 
@@ -76,6 +77,7 @@ def main(output, case):
         path.write_text("trained")
     except Exception as error:
         path.write_text(f"{type(error).__name__}: {error}")
+    processes.stay_until_written(path.parent, "[01].txt")
 
 
 if __name__ == "__main__":

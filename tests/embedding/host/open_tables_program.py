@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import processes
 
 tpu = tf.tpu.experimental.embedding
 
@@ -122,6 +123,8 @@ def main(output, num_steps, how):
     if how in ("mixed", "evict", "layer"):
         pathlib.Path(f"{output}.txt").write_text(
             fail(made, strategy, how, worker))
+        output = pathlib.Path(output)
+        processes.stay_until_written(output.parent, "[01].txt")
         return
     step = train_step(made, strategy, how)
     for number in range(int(num_steps)):

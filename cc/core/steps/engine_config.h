@@ -1,7 +1,7 @@
 // What an engine is made of: its tables and the features that look into them.
 
-#ifndef TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_
-#define TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_
+#ifndef TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_
+#define TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -53,4 +53,4 @@ Status CheckConfig(const EngineConfig& config);
 
 }  // namespace layoutmap
 
-#endif  // TF_LAYOUTMAP_CORE_ENGINE_ENGINE_CONFIG_H_
+#endif  // TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_

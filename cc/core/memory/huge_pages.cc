@@ -1,4 +1,4 @@
-#include "cc/core/base/huge_pages.h"
+#include "cc/core/memory/huge_pages.h"
 
 #include <atomic>
 #include <cerrno>

@@ -1,20 +1,22 @@
 // Memory for values that are all written before they are read.
 
-#ifndef TF_LAYOUTMAP_CORE_BASE_RAW_ARRAY_H_
-#define TF_LAYOUTMAP_CORE_BASE_RAW_ARRAY_H_
+#ifndef TF_LAYOUTMAP_CORE_MEMORY_RAW_ARRAY_H_
+#define TF_LAYOUTMAP_CORE_MEMORY_RAW_ARRAY_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "cc/core/base/views.h"
+#include "cc/core/memory/kept_memory.h"
 
 namespace layoutmap {
 
 // A vector would clear it first, in one thread: for a step of 100,000 keys that
 // takes as long as to find them. What is never written to is never fetched from
-// the system, so that room for the worst case costs little.
+// the system, so that room for the worst case costs little. Large arrays are
+// kept for the next step (kept_memory.h).
 template <typename T>
 class RawArray {
  public:
@@ -24,18 +26,31 @@ class RawArray {
 
   RawArray() = default;
   explicit RawArray(int64_t size)
-      : values_(new T[static_cast<size_t>(size)]), size_(size) {}
+      : values_(
+            static_cast<T*>(TakeMemory(static_cast<size_t>(size) * sizeof(T)))),
+        size_(size) {}
+  RawArray(RawArray&& other) noexcept { Swap(other); }
+  RawArray& operator=(RawArray&& other) noexcept {
+    RawArray(std::move(other)).Swap(*this);
+    return *this;
+  }
+  ~RawArray() { ReturnMemory(values_, static_cast<size_t>(size_) * sizeof(T)); }
 
-  T* data() const { return values_.get(); }
+  T* data() const { return values_; }
   int64_t size() const { return size_; }
   T& operator[](int64_t i) const { return values_[static_cast<size_t>(i)]; }
   operator Span<T>() const { return {data(), size_}; }  // NOLINT: views convert
 
  private:
-  std::unique_ptr<T[]> values_;
+  void Swap(RawArray& other) noexcept {
+    std::swap(values_, other.values_);
+    std::swap(size_, other.size_);
+  }
+
+  T* values_ = nullptr;
   int64_t size_ = 0;
 };
 
 }  // namespace layoutmap
 
-#endif  // TF_LAYOUTMAP_CORE_BASE_RAW_ARRAY_H_
+#endif  // TF_LAYOUTMAP_CORE_MEMORY_RAW_ARRAY_H_

@@ -1,4 +1,4 @@
-#include "cc/core/engine/engine_config.h"
+#include "cc/core/steps/engine_config.h"
 
 #include <cstddef>
 #include <cstdint>

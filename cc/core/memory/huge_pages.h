@@ -1,7 +1,7 @@
 // Large memory in large pages.
 
-#ifndef TF_LAYOUTMAP_CORE_BASE_HUGE_PAGES_H_
-#define TF_LAYOUTMAP_CORE_BASE_HUGE_PAGES_H_
+#ifndef TF_LAYOUTMAP_CORE_MEMORY_HUGE_PAGES_H_
+#define TF_LAYOUTMAP_CORE_MEMORY_HUGE_PAGES_H_
 
 #include <atomic>
 #include <cstddef>
@@ -27,4 +27,4 @@ bool MoveToHugePages(const MemoryRange& range, const std::atomic<bool>& stop);
 
 }  // namespace layoutmap
 
-#endif  // TF_LAYOUTMAP_CORE_BASE_HUGE_PAGES_H_
+#endif  // TF_LAYOUTMAP_CORE_MEMORY_HUGE_PAGES_H_

@@ -1,4 +1,4 @@
-#include "cc/core/engine/step.h"
+#include "cc/core/steps/step.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -12,10 +12,10 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/ids/row_groups.h"
 #include "cc/core/rows/unique_rows.h"
+#include "cc/core/steps/engine_config.h"
 
 namespace layoutmap {
 namespace {

@@ -1,7 +1,7 @@
 // One enqueued batch on its way through the engine.
 
-#ifndef TF_LAYOUTMAP_CORE_ENGINE_STEP_H_
-#define TF_LAYOUTMAP_CORE_ENGINE_STEP_H_
+#ifndef TF_LAYOUTMAP_CORE_STEPS_STEP_H_
+#define TF_LAYOUTMAP_CORE_STEPS_STEP_H_
 
 #include <cstdint>
 #include <functional>
@@ -11,8 +11,8 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
-#include "cc/core/engine/engine_config.h"
 #include "cc/core/ids/ragged_ids.h"
+#include "cc/core/steps/engine_config.h"
 
 namespace layoutmap {
 
@@ -81,4 +81,4 @@ std::vector<const float*> GradientRows(
 
 }  // namespace layoutmap
 
-#endif  // TF_LAYOUTMAP_CORE_ENGINE_STEP_H_
+#endif  // TF_LAYOUTMAP_CORE_STEPS_STEP_H_
