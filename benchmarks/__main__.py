@@ -1,5 +1,6 @@
 """Runs benchmarks and prints figures, compared with the roof and others."""
 
+import gc
 import json
 import os
 import pathlib
@@ -68,6 +69,8 @@ def main(argv: list[str]) -> None:
             table, medians[f"{name}/{distribution}"] = _BENCHMARKS[name](
                 distribution, _ROUNDS.value)
             console.print(table)
+            # Models are circles of references, and some take 13 GB.
+            gc.collect()
     if _JSON.value:
         pathlib.Path(_JSON.value).write_text(json.dumps(
             {"about": about, "measured": medians}, indent=2))
