@@ -7,6 +7,7 @@ the remedy, and not in the middle of a training run. To add one: a line, a why.
 
 import contextlib
 import importlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -184,6 +185,40 @@ _private("eager.context", "Context.device_name")
 def current_device() -> str:
     """Returns the name of this thread's device, also while it traces."""
     return _context().device_name
+
+
+# What `tf.custom_gradient` does while a graph is traced, and where it leaves
+# the gradient: among all that are registered, which are never freed.
+custom_gradient = _private("ops", "custom_gradient")
+_DTENSOR.check_method(
+    custom_gradient, "_graph_mode_decorator", "f", "args", "kwargs")
+_GRADIENT_NAME = "_gradient_op_type"
+if _GRADIENT_NAME not in _private(
+        "framework.ops", "get_gradient_function").__code__.co_consts:
+    raise _DTENSOR.refusal(f"where operations have no `{_GRADIENT_NAME}`")
+_gradients = _private("framework.ops", "gradient_registry")
+_private("framework.registry", "Registry._registry")
+
+
+def leave_gradient_to_graph(op: Any) -> None:
+    """Lets the graph of an operation keep its registered gradient, alone.
+
+    Not the operation, whose attributes Python's garbage collector does not
+    see: the graph would never be freed.
+    """
+    name = tf.compat.as_str(op.get_attr(_GRADIENT_NAME))
+    gradient = _gradients.lookup(name)
+    op.graph._layoutmap_gradients = [
+        *getattr(op.graph, "_layoutmap_gradients", ()), gradient]
+    weakref.finalize(
+        gradient, _gradients._registry.pop, name, None).atexit = False
+    found = weakref.ref(gradient)
+
+    def registered(op: Any, *gradients: Any) -> Any:
+        return found()(op, *gradients)
+
+    _gradients._registry.pop(name)
+    _gradients.register(registered, name)
 
 
 # How the functions that this thread calls are optimized: for a mesh otherwise.

@@ -29,6 +29,7 @@ LEVELS = {
     "_version": 0,
     "_patches.rows": 0,
     "_patches.table": 0,
+    "_patches.memory_rows": 0,
     "_patches.mesh_rows": 0,
     "_patches.keras3_rows": 0,
     "_patches.tf_keras_rows": 0,

@@ -5,6 +5,7 @@ from tf_layoutmap._patches import (
     emulation_rows,
     keras3_rows,
     layer_rows,
+    memory_rows,
     mesh_rows,
     ps_rows,
     tf_keras_rows,
@@ -16,7 +17,7 @@ from tf_layoutmap._patches.rows import Patch
 ROWS: tuple[Patch, ...] = (
     *mesh_rows.ROWS, *layer_rows.ROWS, *keras3_rows.ROWS,
     *tf_keras_rows.ROWS, *emulation_rows.ROWS, *ps_rows.ROWS,
-    *divided_rows.ROWS)
+    *divided_rows.ROWS, *memory_rows.ROWS)
 
 GROUPS: dict[str, tuple[Patch, ...]] = {
     group: tuple(row for row in ROWS if row.group == group)

@@ -82,6 +82,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         return table
 
     def _hold(self, shards: Shards) -> None:
+        engine.ensure("memory")
         self._own_shards = shards
         self._is_component = False
         self._saving_variable = None

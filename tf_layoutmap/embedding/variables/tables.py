@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private, partition
+from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import (
     table_variable,
@@ -69,6 +70,7 @@ def create_tables(
         columns, or a variable creator gives what the engine cannot train;
         all name the table.
     """
+    engine.ensure("memory")
     variables = {}
     with (tf.device(HOST), tf.name_scope(""),
           creation_progress.shown(sum(map(_num_bytes, spec.tables)))):

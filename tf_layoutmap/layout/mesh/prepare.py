@@ -24,5 +24,6 @@ def prepare_process() -> None:
             "tf.experimental.dtensor.", stacklevel=3)
     engine.ensure("mesh")
     engine.ensure("checkpoints")
+    engine.ensure("memory")
     if policies.available():
         missing_rules.enable_missing_ops()
