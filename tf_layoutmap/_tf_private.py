@@ -212,7 +212,7 @@ def leave_gradient_to_graph(op: Any) -> None:
         *getattr(op.graph, "_layoutmap_gradients", ()), gradient]
     weakref.finalize(
         gradient, _gradients._registry.pop, name, None).atexit = False
-    found = weakref.ref(gradient)
+    found: Any = weakref.ref(gradient)
 
     def registered(op: Any, *gradients: Any) -> Any:
         return found()(op, *gradients)
