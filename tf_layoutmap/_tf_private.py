@@ -200,16 +200,20 @@ _gradients = _private("framework.ops", "gradient_registry")
 _private("framework.registry", "Registry._registry")
 
 
-def leave_gradient_to_graph(op: Any) -> None:
+def leave_gradient_to_graph(op: Any) -> bool:
     """Lets the graph of an operation keep its registered gradient, alone.
 
     Not the operation, whose attributes Python's garbage collector does not
-    see: the graph would never be freed.
+    see: the graph would never be freed. Returns whether it has one.
     """
-    name = tf.compat.as_str(op.get_attr(_GRADIENT_NAME))
+    try:
+        name = tf.compat.as_str(op.get_attr(_GRADIENT_NAME))
+    except ValueError:
+        return False
     gradient = _gradients.lookup(name)
-    op.graph._layoutmap_gradients = [
-        *getattr(op.graph, "_layoutmap_gradients", ()), gradient]
+    if not hasattr(op.graph, "_layoutmap_gradients"):
+        op.graph._layoutmap_gradients = []
+    op.graph._layoutmap_gradients.append(gradient)
     weakref.finalize(
         gradient, _gradients._registry.pop, name, None).atexit = False
     found: Any = weakref.ref(gradient)
@@ -219,6 +223,7 @@ def leave_gradient_to_graph(op: Any) -> None:
 
     _gradients._registry.pop(name)
     _gradients.register(registered, name)
+    return True
 
 
 # How the functions that this thread calls are optimized: for a mesh otherwise.

@@ -110,20 +110,28 @@ def test_nothing_stays_registered():
     assert set(_tf_private._gradients.list()) == before
 
 
-def test_results_that_are_no_tensors_of_the_graph():
+@pytest.mark.parametrize("kind", ["ragged", "number"])
+def test_results_of_other_kinds(kind):
     @tf.custom_gradient
-    def parts(x):
-        return [tf.RaggedTensor.from_row_lengths(x, [1, 1])], (
-            lambda dy: dy.values * 5)
+    def made(x):
+        if kind == "ragged":
+            result = tf.RaggedTensor.from_row_lengths(tf.identity(x), [1, 1])
+            return result, lambda dy: dy.flat_values * 5
+        return [7, tf.identity(x)], lambda _, dy: dy * 5
 
-    @tf.function
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            [y] = parts(x)
-        return tape.gradient(y, x)
+    def program():
+        @tf.function
+        def gradient(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.nest.flatten(made(x), expand_composites=True)
+                y = next(one for one in y if one.dtype == tf.float32)
+            return tape.gradient(y, x)
 
-    np.testing.assert_array_equal(gradient(tf.constant([1.0, 2.0])), [5, 5])
+        np.testing.assert_array_equal(
+            gradient(tf.constant([1.0, 2.0])), [5, 5])
+
+    assert not left_by(program)
 
 
 def test_tensorflow_itself_still_keeps_them():

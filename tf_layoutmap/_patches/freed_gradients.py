@@ -19,8 +19,8 @@ def record(original: Callable[..., Any], f: Callable[..., Any], args: Any,
     """
     results = original(f, args, kwargs)
     for one in tf.nest.flatten(results, expand_composites=True):
-        # All are results of one operation.
-        if tf.is_symbolic_tensor(one):
-            _tf_private.leave_gradient_to_graph(one.op)
+        # All that have gradients are results of one operation.
+        if tf.is_symbolic_tensor(one) and (
+                _tf_private.leave_gradient_to_graph(one.op)):
             break
     return results
