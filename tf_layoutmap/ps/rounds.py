@@ -16,6 +16,9 @@ from tf_layoutmap.ps.closures import make_closure
 # Of a round: no more than a server's window.
 _MOST_CLOSURES = 512
 
+# Of a round: how many closures that failed run again.
+_MOST_FAILURES = 16
+
 # How TensorFlow says that a server is gone, or came back without its variables.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
@@ -79,10 +82,12 @@ class Rounds:
         self._iterator = None
 
     def run(self, most: int) -> Ended:
-        """Runs closures until each counts, or has failed for good.
+        """Runs closures until each counts, or too many have failed.
 
         An error of one closure makes the coordinator cancel the others, which
         may have reached some servers: they run again, under the same numbers.
+        So does the closure that failed, with another batch: under its number
+        a worker that died, or was cancelled, may have reached servers before.
 
         Args:
           most: How many at most.
@@ -99,20 +104,29 @@ class Rounds:
         epoch = next(_epochs)
         ended: dict[int, Any] = {}
         first_error: tf.errors.OpError | None = None
+        num_failures = num_good = 0
         todo = list(range(count))
         while todo:
+            before = num_failures
             futures, error = self._run_once(epoch, todo)
             first_error = first_error or error
-            left = [number for number in todo
-                    if number not in futures or _is_cancelled(futures[number])]
-            if len(left) == len(todo) and error is not None:
+            left = []
+            for number in todo:
+                own = _error_of(futures.get(number))
+                failed = own is not None and not isinstance(
+                    own, tf.errors.CancelledError)
+                num_failures += failed
+                if own is None or failed and num_failures > _MOST_FAILURES:
+                    num_good += own is None
+                    ended[number] = futures[number]
+                else:
+                    left.append(number)
+            if len(left) == len(todo) and error is not None and (
+                    num_failures == before):
                 raise error  # Nothing ended: it is none of a closure.
-            ended.update((number, futures[number])
-                         for number in todo if number not in left)
             todo = left
         if first_error is not None:
-            good = sum(_error_of(one) is None for one in ended.values())
-            return Ended(good, [], _explained(first_error))
+            return Ended(num_good, [], _explained(first_error))
         self._adapt(count, time.monotonic() - began)
         return Ended(count, [ended[number] for number in range(count)], None)
 
@@ -158,13 +172,11 @@ def _explained(error: tf.errors.OpError) -> Exception:
 
 
 def _error_of(future: Any) -> tf.errors.OpError | None:
-    """The error of a closure that has ended."""
+    """The error of a closure; without a future it was never scheduled."""
+    if future is None:
+        return tf.errors.CancelledError(None, None, "Not scheduled.")
     try:
         _tf_private.wait_for_closure(future)
     except tf.errors.OpError as error:
         return error
     return None
-
-
-def _is_cancelled(future: Any) -> bool:
-    return isinstance(_error_of(future), tf.errors.CancelledError)

@@ -153,9 +153,9 @@ class Run:
             it again.
           StepDeadlineError: No closure ended within the deadline; it says who
             does not answer. This process cannot go on.
-          tf.errors.OpError: A step failed, as by a bad id. It does not count,
-            those around it do; `steps` may be called again, for so many
-            more.
+          tf.errors.OpError: A step failed, as by a bad id. Its batch does not
+            count, those around it do; `steps` may be called again, for so
+            many more.
           OSError: A checkpoint could not be written; the one before is
             intact.
         """
