@@ -1,4 +1,4 @@
-"""Closures of a round against a coordinator that fails and cancels at random."""
+"""Closures of a round, by a coordinator that fails and cancels at random."""
 
 import types
 
