@@ -2,6 +2,7 @@
 
 import json
 import resource
+import time
 
 import pytest
 
@@ -23,8 +24,20 @@ def newest(cluster) -> int:
     return max(int(one.removeprefix("closure-")) for one in found)
 
 
+def wait_for_newer(cluster, than: int, seconds: float):
+    """Waits until there is a checkpoint of more closures."""
+    deadline = time.monotonic() + seconds
+    while not any(one.startswith("closure-") and
+                  int(one.removeprefix("closure-")) > than
+                  for one in cluster.checkpoints()):
+        assert time.monotonic() < deadline, cluster.checkpoints()
+        time.sleep(0.05)
+
+
 def check_goes_on(cluster, at_least: int):
     """Started again, the run goes on from its newest checkpoint."""
+    # Asked to end before it has saved again, it would not.
+    wait_for_newer(cluster, at_least, 60)
     found = cluster.finish(60)
     check(found)
     cluster.processes["chief", 0].wait(30)
