@@ -76,7 +76,7 @@ class Counts(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.ends[-1] = batch + 1
-        print("DONE", sum(self.ends), flush=True)
+        print("TRAINED" if self.folder else "DONE", sum(self.ends), flush=True)
         if self.folder and (self.folder / "stop").exists():
             self.model.stop_training = True
 
