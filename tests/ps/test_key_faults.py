@@ -19,9 +19,12 @@ def test_keys_counts_and_rows_are_exact_however_often_workers_die(tmp_path):
         cluster.train(json.dumps({"work": 20000, "chunk": 4}),
                       module="tests.ps.train_keys")
         cluster.wait_for("DONE", 90)
-        for _ in range(5):
+        # Until a worker died after its updates had reached servers.
+        for deaths in range(1, 31):
             time.sleep(dice.uniform(0.1, 1))
             cluster.restart("worker", dice.randrange(2))
+            if deaths >= 5 and "REPEATED" in cluster.log("chief").read_text():
+                break
         # More keys than there is room for: 24 in each closure.
         cluster.wait_for("DONE 8", 60)
         found = cluster.finish(60)

@@ -79,6 +79,8 @@ def main():
     while not (folder / "stop").exists():
         run.steps(chunk)
         print(f"DONE {run.num_done}", flush=True)
+        if ours.stats()["num_repeated"]:
+            print("REPEATED", flush=True)
     print("FOUND " + json.dumps({
         **found_in(ours), "num_done": run.num_done,
         "num_repeated": ours.stats()["num_repeated"]}), flush=True)
