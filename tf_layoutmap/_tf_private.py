@@ -214,9 +214,8 @@ def leave_gradient_to_graph(op: Any) -> bool:
     if not hasattr(op.graph, "_layoutmap_gradients"):
         op.graph._layoutmap_gradients = []
     op.graph._layoutmap_gradients.append(gradient)
-    weakref.finalize(
-        gradient, _gradients._registry.pop, name, None).atexit = False
-    found: Any = weakref.ref(gradient)
+    found: Any = weakref.ref(
+        gradient, lambda _: _gradients._registry.pop(name, None))
 
     def registered(op: Any, *gradients: Any) -> Any:
         return found()(op, *gradients)

@@ -15,21 +15,25 @@ _START = 90
 _OPTIONS = json.dumps({"survives": True, "save_every": "1s"})
 
 
+def saved(cluster) -> list[int]:
+    """Closures of each checkpoint that is no longer being written."""
+    return [int(one.removeprefix("closure-")) for one in cluster.checkpoints()
+            if one.startswith("closure-")]
+
+
 def newest(cluster) -> int:
     """Closures of the newest checkpoint; all of them are complete."""
     found = cluster.checkpoints()
     assert all(one.startswith("closure-") for one in found), found
     for one in found:
         assert (cluster.folder / "checkpoints" / one / "run.json").exists()
-    return max(int(one.removeprefix("closure-")) for one in found)
+    return max(saved(cluster))
 
 
 def wait_for_newer(cluster, than: int, seconds: float):
     """Waits until there is a checkpoint of more closures."""
     deadline = time.monotonic() + seconds
-    while not any(one.startswith("closure-") and
-                  int(one.removeprefix("closure-")) > than
-                  for one in cluster.checkpoints()):
+    while max(saved(cluster), default=0) <= than:
         assert time.monotonic() < deadline, cluster.checkpoints()
         time.sleep(0.05)
 

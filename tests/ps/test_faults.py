@@ -8,13 +8,12 @@ import time
 import pytest
 
 from tests.ps.cluster import Cluster
-from tests.ps.train import RATE
+from tests.ps.train import CHUNK, RATE
 
 pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
 
 _START = 90
 _LOSS_SECONDS = 30
-_CHUNK = 40  # Of `train.py`: closures between two lines that say DONE.
 
 
 def check(found, *, first=0):
@@ -63,7 +62,7 @@ def test_or_the_program_starts_anew_from_the_newest_checkpoint(tmp_path):
         line = cluster.wait_for("BEGIN 4", _START + _LOSS_SECONDS)
         _, num_done, values = line.split(" ", 2)
         assert json.loads(values) == [[-RATE * int(num_done)] * 4] * 2
-        cluster.wait_for(f"DONE {int(num_done) + _CHUNK}", 60)
+        cluster.wait_for(f"DONE {int(num_done) + CHUNK}", 60)
         found = cluster.finish(60)
         assert cluster.processes["chief", 0].pid == process
     assert found["num_done"] > int(num_done)
@@ -79,8 +78,8 @@ def test_a_coordinator_that_dies_goes_on_when_it_is_started_again(tmp_path):
         cluster.train()
         line = cluster.wait_for("BEGIN", _START)
         num_done = int(line.split()[1])
-        assert num_done >= _CHUNK
-        cluster.wait_for(f"DONE {num_done + _CHUNK}", 60)
+        assert num_done >= CHUNK
+        cluster.wait_for(f"DONE {num_done + CHUNK}", 60)
         found = cluster.finish(60)
     assert found["num_done"] > num_done
     check(found)

@@ -20,6 +20,7 @@ import tf_layoutmap as tlm
 tpu = tf.tpu.experimental.embedding
 RATE = 0.5
 ROW = 3
+CHUNK = 40  # Closures between two lines that say DONE.
 
 
 def embedding():
@@ -46,7 +47,7 @@ def worked(times: int) -> tf.Tensor:
 def main():
     folder = pathlib.Path(sys.argv[1])
     options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    chunk = options.pop("chunk", 40)
+    chunk = options.pop("chunk", CHUNK)
     bad = options.pop("bad_closure", None)
     slow = options.pop("slow_save", 0)
     work = options.pop("work", 0)

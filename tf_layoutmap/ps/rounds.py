@@ -102,33 +102,28 @@ class Rounds:
         began = time.monotonic()
         # Nothing is under way: what comes of an epoch before is a straggler.
         epoch = next(_epochs)
-        ended: dict[int, Any] = {}
+        good: dict[int, Any] = {}
         first_error: tf.errors.OpError | None = None
-        num_failures = num_good = 0
+        num_failures = 0
         todo = list(range(count))
         while todo:
-            before = num_failures
             futures, error = self._run_once(epoch, todo)
             first_error = first_error or error
-            left = []
-            for number in todo:
-                own = _error_of(futures.get(number))
-                failed = own is not None and not isinstance(
-                    own, tf.errors.CancelledError)
-                num_failures += failed
-                if own is None or failed and num_failures > _MOST_FAILURES:
-                    num_good += own is None
-                    ended[number] = futures[number]
-                else:
-                    left.append(number)
-            if len(left) == len(todo) and error is not None and (
-                    num_failures == before):
+            errors = {number: _error_of(futures[number]) for number in futures}
+            if error is not None and all(map(_is_cancelled, errors.values())):
                 raise error  # Nothing ended: it is none of a closure.
-            todo = left
+            good.update((number, futures[number])
+                        for number, own in errors.items() if own is None)
+            failed = [number for number, own in errors.items()
+                      if own is not None and not _is_cancelled(own)]
+            given_up = failed[max(0, _MOST_FAILURES - num_failures):]
+            num_failures += len(failed)
+            todo = [number for number in todo
+                    if number not in good and number not in given_up]
         if first_error is not None:
-            return Ended(num_good, [], _explained(first_error))
+            return Ended(len(good), [], _explained(first_error))
         self._adapt(count, time.monotonic() - began)
-        return Ended(count, [ended[number] for number in range(count)], None)
+        return Ended(count, [good[number] for number in range(count)], None)
 
     def fetch(self, future: Any) -> Any:
         """What a closure returned, as numpy; None if its worker has gone."""
@@ -172,11 +167,13 @@ def _explained(error: tf.errors.OpError) -> Exception:
 
 
 def _error_of(future: Any) -> tf.errors.OpError | None:
-    """The error of a closure; without a future it was never scheduled."""
-    if future is None:
-        return tf.errors.CancelledError(None, None, "Not scheduled.")
+    """The error of a closure that has ended."""
     try:
         _tf_private.wait_for_closure(future)
     except tf.errors.OpError as error:
         return error
     return None
+
+
+def _is_cancelled(error: tf.errors.OpError | None) -> bool:
+    return isinstance(error, tf.errors.CancelledError)
