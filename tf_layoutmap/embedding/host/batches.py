@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.host.engine import StepInputs
+from tf_layoutmap.embedding.host.op_arguments import StepInputs
 from tf_layoutmap.embedding.step import packed_ids, replicas, structure
 
 
@@ -96,7 +96,8 @@ class BatchReader:
                     self._shapes.has_open_tables):
                 return self._shapes.check_packed(packed)
             # Processes gather, and keys get rows, feature by feature.
-            ids, factors = packed_ids.unpack(self._shapes.features, packed)
+            ids, factors = packed_ids.unpack(
+                self._shapes.samples.features, packed)
             return [self._shapes.read_input(index, *one)
                     for index, one in enumerate(zip(ids, factors))]
         structure.check_same(

@@ -8,19 +8,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_layoutmap import _ops
-from tf_layoutmap.embedding.host import open_tables
+from tf_layoutmap.embedding.host import (
+    engine_counts,
+    op_arguments,
+    open_tables,
+)
+from tf_layoutmap.embedding.host.op_arguments import StepInputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import feature_inputs, packed_ids
 from tf_layoutmap.embedding.variables import tables
-from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded.routing.shards import known_size
-
-# Of the features of a step, in the spec's order.
-StepInputs = Sequence[feature_inputs.FeatureIds] | packed_ids.PackedIds
-
-# What the engine counts of each feature, in its order.
-_FEATURE_COUNTS = (
-    "num_samples", "num_ids", "num_dropped", "num_clipped", "num_truncated")
 
 # Of the marks of gradients: cc/core/engine/token_steps.h.
 MARK_SHAPE = (64, 2)
@@ -91,8 +87,9 @@ class HostEngine:
                 num_replicas=num_replicas,
                 pipelined=is_pipelined,
                 table_first_rows=list(first_rows),
-                **config_attrs(spec, variables, out_of_range=out_of_range,
-                               rounding_seed=rounding_seed))
+                **op_arguments.config_attrs(
+                    spec, variables, out_of_range=out_of_range,
+                    rounding_seed=rounding_seed))
 
     @property
     def handle(self) -> tf.Tensor:
@@ -109,7 +106,7 @@ class HostEngine:
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
                 training=tf.convert_to_tensor(training, tf.bool),
-                **batch_inputs(features))
+                **op_arguments.batch_inputs(features))
 
     def enqueue_keys(
         self, training: Any,
@@ -126,7 +123,7 @@ class HostEngine:
             evicted = _ops.enqueue_keys(
                 engine=self._handle,
                 training=tf.convert_to_tensor(training, tf.bool),
-                **batch_inputs(inputs, of_keys=True),
+                **op_arguments.batch_inputs(inputs, of_keys=True),
                 **self._keys.arguments(inputs))
             self._keys.tell(evicted)
 
@@ -185,11 +182,13 @@ class HostEngine:
             if self._spec.has_open_tables and not isinstance(
                     features, packed_ids.PackedIds):
                 token, evicted = _ops.open_keys(
-                    **arguments, **batch_inputs(features, of_keys=True),
+                    **arguments,
+                    **op_arguments.batch_inputs(features, of_keys=True),
                     **self._keys.arguments(features))
                 self._keys.tell(evicted)
             else:
-                token = _ops.open_step(**arguments, **batch_inputs(features))
+                token = _ops.open_step(
+                    **arguments, **op_arguments.batch_inputs(features))
         return OpenLookup(engine, {replica: token})
 
     def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
@@ -267,117 +266,8 @@ class HostEngine:
 
     def describe(self) -> dict[str, Any]:
         """Returns what the engine holds, as Python values."""
-        with tf.init_scope(), tf.device(self._handle.device):
-            found = _ops.describe_host_engine(engine=self._handle)
-        return {
-            "pending": found.pending.numpy().tolist(),
-            "awaiting": found.awaiting.numpy().tolist(),
-            "open": found.num_open.numpy().tolist(),
-            "followed": found.num_followed.numpy().tolist(),
-            "num_updates": int(found.num_updates),
-            "poisoned": found.poisoned.numpy().decode(),
-            "held": bool(found.held),
-            "features": {
-                feature.name: dict(zip(_FEATURE_COUNTS, counts))
-                for feature, counts in zip(
-                    self._spec.features, found.feature_counts.numpy().tolist())
-            },
-            "tables": {
-                table.name: self._describe_table(table, *counts)
-                for table, counts in zip(
-                    self._spec.tables, found.table_counts.numpy().tolist())},
-        }
-
-    def _describe_table(self, table, num_lookups, num_unique_rows):
-        return {
-            "num_bytes": table.num_bytes,
-            "num_slot_bytes": table.num_slot_bytes,
-            "num_lookups": num_lookups,
-            "num_unique_rows": num_unique_rows,
-            "unique_ratio": (
-                num_unique_rows / num_lookups if num_lookups else None)}
-
-
-def config_attrs(
-    spec: config.EmbeddingSpec, variables: dict[str, dict[str, Any]], *,
-    out_of_range: str, rounding_seed: int,
-) -> dict[str, Any]:
-    """Returns the attrs that say which tables and features there are.
-
-    Args:
-      spec: Tables and features.
-      variables: By table name; `"parameters"` has its shards.
-      out_of_range: What becomes of ids that are no row of their table.
-      rounding_seed: Of tables with 16-bit rows.
-    """
-    counts, offsets, placements = [], [], []
-    for table in spec.tables:
-        shards = tables.shards_of(variables[table.name][tables.PARAMETERS])
-        counts.append(len(shards))
-        offsets.extend(_offsets(shards))
-        placements.append("div" if table.vocabulary is None else
-                          RowPartition.from_sizes(
-                              [known_size(one) for one in shards]).placement)
-    return {
-        "table_names": [one.name for one in spec.tables],
-        "table_num_rows": [one.num_rows for one in spec.tables],
-        "table_dims": [one.dim for one in spec.tables],
-        "table_num_shards": counts,
-        "table_placements": placements,
-        "table_offsets": offsets,
-        "table_optimizers": [
-            one.optimizer.name if one.optimizer else "none"
-            for one in spec.tables],
-        "feature_names": [one.name for one in spec.features],
-        "feature_tables": [one.table for one in spec.features],
-        "feature_combiners": [
-            spec.table_of(one).combiner for one in spec.features],
-        "feature_max_sequence_lengths": [
-            one.max_sequence_length for one in spec.features],
-        "out_of_range": out_of_range,
-        "table_dtypes": [tf.as_dtype(one.dtype) for one in spec.tables],
-        "rounding_seed": rounding_seed,
-        **_quantization(spec.tables)}
-
-
-def batch_inputs(features: StepInputs, *,
-                 of_keys: bool = False) -> dict[str, Any]:
-    """Returns the inputs of an op that takes the ids of a batch."""
-    if isinstance(features, packed_ids.PackedIds):
-        return {
-            "ids": [features.ids], "splits": [tf.zeros([0], tf.int64)],
-            "num_samples": tf.reshape(
-                tf.cast(features.num_samples, tf.int64), [1]),
-            "weights": [features.weights],
-            "packed": True, "mark": features.mark}
-    if not of_keys:
-        feature_inputs.unify_id_types(features)
-    return {
-        "ids": [tf.cast(one.ids, tf.int64) if of_keys else one.ids
-                for one in features],
-        "splits": [tf.cast(one.splits, tf.int64) for one in features],
-        "num_samples": tf.stack(
-            [tf.cast(one.num_samples, tf.int64) for one in features]),
-        "weights": [one.weights for one in features]}
-
-
-def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
-    offsets = [0]
-    for shard in shards:
-        offsets.append(offsets[-1] + known_size(shard))
-    return offsets
+        return engine_counts.describe(self._handle, self._spec)
 
 
 def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     return [variable.handle for variable in variables]
-
-
-def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
-    """The attrs that say how rows are rounded, 0 buckets where they are not."""
-    if all(one.quantization is None for one in specs):
-        return {}
-    found = [one.quantization or config.QuantizationSpec(0.0, 0.0, 0)
-             for one in specs]
-    return {"table_num_buckets": [one.num_buckets for one in found],
-            "table_limits": [limit for one in found
-                             for limit in (one.lower, one.upper)]}

@@ -94,7 +94,7 @@ class ServersBackend:
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
-        self._shapes.declare_arguments(
+        self._shapes.samples.declare_arguments(
             self._feature_config, shapes, batch_size)
 
     def create_tables(self) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _ops, _tf_private
-from tf_layoutmap.embedding.host import engine as host_engine
-from tf_layoutmap.embedding.host import open_tables
+from tf_layoutmap.embedding.host import op_arguments, open_tables
 from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import tables
@@ -113,7 +112,7 @@ class KeyStepOps(step_ops.StepOps):
             server.attrs[name].extend(found)
 
     def begin(
-        self, features: host_engine.StepInputs, training: bool | None,
+        self, features: op_arguments.StepInputs, training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the plan of a step, and what to ask each server.
 
@@ -127,7 +126,7 @@ class KeyStepOps(step_ops.StepOps):
         inputs: Any = features
         attrs = {name: value for name, value in self._plan_attrs.items()}
         return _ops.plan_keys(
-            **host_engine.batch_inputs(inputs, of_keys=True),
+            **op_arguments.batch_inputs(inputs, of_keys=True),
             token=closures.token_to_fetch(), training=bool(training),
             open_tables=self._open,
             key_kinds=[open_tables.kind_of_keys(self.spec, number, inputs)

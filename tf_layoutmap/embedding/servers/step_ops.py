@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _ops, _tf_private
-from tf_layoutmap.embedding.host import engine as host_engine
+from tf_layoutmap.embedding.host import op_arguments
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.sharded.routing.shards import known_size
@@ -89,7 +89,7 @@ class StepOps:
             "num_servers": len(self.servers),
             "shard_servers": shard_servers,
             "wire_dtype": tf.as_dtype(wire_dtype),
-            **host_engine.config_attrs(
+            **op_arguments.config_attrs(
                 spec, variables, out_of_range=out_of_range,
                 rounding_seed=rounding_seed)}
 
@@ -122,14 +122,14 @@ class StepOps:
                 variables[tables.ROUNDING_STEPS].copies[shard])
 
     def plan(
-        self, features: host_engine.StepInputs,
+        self, features: op_arguments.StepInputs,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Checks a batch; returns its plan, and what to ask each server."""
         return _ops.plan_step(
-            **host_engine.batch_inputs(features), **self._plan_attrs)
+            **op_arguments.batch_inputs(features), **self._plan_attrs)
 
     def begin(
-        self, features: host_engine.StepInputs, training: bool | None,
+        self, features: op_arguments.StepInputs, training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the plan of a step, and what to ask each server.
 
