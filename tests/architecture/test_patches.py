@@ -2,6 +2,7 @@
 
 import inspect
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -63,6 +64,12 @@ def test_a_row_says_why_and_names_its_test(row):
     version = {rows.TENSORFLOW: tf.__version__, rows.KERAS: keras.__version__,
                rows.TF_KERAS: tf_keras.__version__}[row.seen_in]
     assert version.startswith(row.seen_in.split()[1] + ".")
+
+
+def test_the_page_of_replaced_names_has_every_group():
+    page = (ROOT / "docs/replaced_names.md").read_text()
+    named = re.findall(r"^\.\. replaced-names:: (\w+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(table.GROUPS)
 
 
 def test_a_name_has_one_row_a_group_and_one_way_to_say_it():
