@@ -10,6 +10,7 @@ from tf_layoutmap import _checks, _tf_private
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.layer_base import LayerBase
 from tf_layoutmap.layers.shared import (
+    embedding_arguments,
     initial_values,
     stock_lookup,
     table_weights_file,
@@ -101,9 +102,10 @@ class EmbeddingCore(LayerBase):
         self.output_dim = _checks.check_int(
             "output_dim", output_dim, lowest=1, where=where)
         # A shard holds whole buckets of keys.
-        self.num_shards = self._count_shards(
+        self.num_shards = embedding_arguments.count_shards(
             num_shards, partitioner,
-            settings.num_buckets if settings else self.input_dim)
+            settings.num_buckets if settings else self.input_dim,
+            (self.input_dim, self.output_dim), self.variable_dtype, where)
         self._is_cut_by_hand = not num_shards is partitioner is None
         self.embeddings_initializer = self._keras.initializers.get(
             embeddings_initializer)
@@ -151,33 +153,6 @@ class EmbeddingCore(LayerBase):
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
         """Lets checkpoints find what holds the table with keys."""
         self.embedding = embedding
-
-    def _count_shards(
-        self, num_shards: Any, partitioner: Callable[..., list[int]] | None,
-        most: int,
-    ) -> int:
-        where = f"layer {self.name!r}"
-        if num_shards is not None and partitioner is not None:
-            raise ValueError(
-                "Arguments `num_shards` and `partitioner` must not both be "
-                f"given. Received: {num_shards!r} and {partitioner!r} "
-                f"({where}).")
-        if partitioner is None:
-            num_shards = 1 if num_shards is None else num_shards
-            return min(most, _checks.check_int(
-                "num_shards", num_shards, lowest=1, where=where))
-        if not callable(partitioner):
-            raise TypeError(_checks.message(
-                "partitioner", "callable", partitioner, where))
-        counts = list(partitioner(
-            tf.TensorShape([self.input_dim, self.output_dim]),
-            tf.as_dtype(self.variable_dtype)))
-        if len(counts) != 2 or counts[1] != 1:
-            raise ValueError(
-                "Argument `partitioner` must cut the rows only, "
-                f"[num_shards, 1]. Received: {counts} ({where}).")
-        return _checks.check_int("num_shards", counts[0], lowest=1,
-                                 highest=most, where=where)
 
     # The table.
 
@@ -313,25 +288,8 @@ class EmbeddingCore(LayerBase):
                 f"tf.SparseTensor (layer {self.name!r}).")
         if self._key_table is not None:
             return key_table.read_keys(inputs, self.name)
-        ids = tf.convert_to_tensor(inputs)
-        if ids.dtype in (tf.int32, tf.int64):
-            return ids
-        if ids.dtype.is_integer and ids.dtype != tf.uint64:
-            return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-        # Keras' Sequential without an Input makes floats of all numbers.
-        exact = 2 ** (tf.experimental.numpy.finfo(
-            ids.dtype.as_numpy_dtype).nmant + 1) if ids.dtype.is_floating else 0
-        if self.input_dim > exact:
-            raise TypeError(
-                "Ids must be integers; declare them, as by "
-                'keras.Input(shape, dtype="int64"). Received: dtype '
-                f"{ids.dtype.name}, which does not tell all ids below "
-                f"{self.input_dim} from each other (layer {self.name!r}).")
-        whole = tf.debugging.Assert(
-            tf.reduce_all(tf.equal(ids, tf.round(ids))),
-            [f"Ids of layer {self.name!r} must be whole numbers.", ids])
-        with tf.control_dependencies([] if whole is None else [whole]):
-            return tf.cast(ids, tf.int64)
+        return embedding_arguments.read_ids(
+            inputs, self.input_dim, self.name)
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
         if (self.optimizer and self.embeddings_regularizer is not None
