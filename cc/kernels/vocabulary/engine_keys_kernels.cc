@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,8 +15,6 @@
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/find_keys.h"
-#include "cc/core/keys/first_values.h"
-#include "cc/core/keys/policy.h"
 #include "cc/core/memory/raw_array.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/steps/engine_config.h"
@@ -28,28 +25,17 @@
 #include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "cc/kernels/vocabulary/key_inputs.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
+#include "cc/kernels/vocabulary/open_table_specs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace layoutmap {
 namespace {
 
-using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-
-// What the attrs say of one open table.
-struct OpenTableSpec {
-  int32_t table = 0;
-  VocabularyPolicy policy;
-  FirstValues values;
-  bool has_unknown_row = false;
-  KeyKind kind = kNoKeysYet;
-};
 
 // A table of which a step is made, under the locks of all its variables.
 struct OpenTable {
@@ -68,51 +54,14 @@ struct OpenTable {
 class KeysOp : public Kernel {
  public:
   explicit KeysOp(OpKernelConstruction* ctx) : Kernel(ctx) {
-    std::vector<int32_t> tables, kinds;
-    std::vector<bool> has_unknown_row;
-    std::vector<std::string> admissions, evictions, values;
-    std::vector<int64_t> policies, seeds;
-    std::vector<float> limits;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("open_tables", &tables));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("key_kinds", &kinds));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("has_unknown_row", &has_unknown_row));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("admissions", &admissions));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("evictions", &evictions));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("policies", &policies));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_values", &values));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_limits", &limits));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_seeds", &seeds));
+    OP_REQUIRES_OK(ctx, ReadOpenTableSpecs(ctx, &specs_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_values", &slot_values_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("telling", &telling_));
-    const size_t size = tables.size();
-    OP_REQUIRES(
-        ctx,
-        kinds.size() == size && has_unknown_row.size() == size &&
-            admissions.size() == size && evictions.size() == size &&
-            policies.size() == kNumPolicyNumbers * size &&
-            values.size() == size && limits.size() == 2 * size &&
-            seeds.size() == size,
-        absl::InvalidArgumentError(absl::StrCat(
-            "The lists about open tables must be of one size each. Received: ",
-            size, " tables and other sizes")));
     for (const int32_t place : telling_) {
       OP_REQUIRES(
-          ctx, place >= 0 && place < static_cast<int32_t>(size),
+          ctx, place >= 0 && place < static_cast<int32_t>(specs_.size()),
           absl::InvalidArgumentError(absl::StrCat(
               "`telling` must be places in `open_tables`. Received: ", place)));
-    }
-    for (size_t i = 0; i < size; ++i) {
-      OpenTableSpec spec;
-      spec.table = tables[i];
-      spec.has_unknown_row = has_unknown_row[i];
-      spec.kind = static_cast<KeyKind>(kinds[i]);
-      spec.values.a = limits[2 * i];
-      spec.values.b = limits[2 * i + 1];
-      spec.values.seed = static_cast<uint64_t>(seeds[i]);
-      OP_REQUIRES_OK(ctx, ToTf(ParseFirstValues(values[i], &spec.values.kind)));
-      OP_REQUIRES_OK(ctx, ReadPolicy(admissions[i], evictions[i], policies,
-                                     kNumPolicyNumbers * i, &spec.policy));
-      specs_.push_back(spec);
     }
   }
 
@@ -137,7 +86,7 @@ class KeysOp : public Kernel {
       is_open[spec.table] = true;
     }
     std::vector<std::vector<FeatureInput<int64_t>>> inputs;
-    TF_RETURN_IF_ERROR(ReadInputs(ctx, config, num_replicas, &inputs));
+    TF_RETURN_IF_ERROR(ReadKeyInputs(ctx, config, num_replicas, &inputs));
     KeyBatches batches;
     TF_RETURN_IF_ERROR(
         ToTf(KeyBatches::Make(config, is_open, inputs, &batches)));
@@ -159,48 +108,6 @@ class KeysOp : public Kernel {
   }
 
  private:
-  static absl::Status ReadInputs(
-      OpKernelContext* ctx, const EngineConfig& config, int32_t num_replicas,
-      std::vector<std::vector<FeatureInput<int64_t>>>* inputs) {
-    const auto num_features = static_cast<int64_t>(config.features.size());
-    const int64_t expected = num_replicas * num_features;
-    const Tensor* num_samples;
-    OpInputList ids, splits, weights;
-    TF_RETURN_IF_ERROR(ctx->input("num_samples", &num_samples));
-    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
-    TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));
-    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
-    if (ids.size() != expected || num_samples->NumElements() != expected) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "A step of ", num_replicas, " replicas must have ", expected,
-          " inputs, one per replica and feature, and as many `num_samples`. "
-          "Received: ",
-          ids.size(), " and ", num_samples->NumElements()));
-    }
-    inputs->resize(num_replicas);
-    for (int i = 0; i < ids.size(); ++i) {
-      TF_RETURN_IF_ERROR(CheckRank("ids", ids[i], 1));
-      TF_RETURN_IF_ERROR(CheckRank("weights", weights[i], 1));
-      if (splits[i].dims() != 1 &&
-          !(splits[i].dims() == 2 && splits[i].dim_size(1) == 2)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "`splits` must be row_splits of rank 1, or indices [num_ids, 2]. "
-            "Received: shape ",
-            splits[i].shape().DebugString()));
-      }
-      FeatureInput<int64_t> input;
-      input.ids = View<int64_t>(ids[i]);
-      input.splits = View<int64_t>(splits[i]);
-      input.form = splits[i].dims() == 2          ? Form::kSparse
-                   : splits[i].NumElements() == 0 ? Form::kDense
-                                                  : Form::kRagged;
-      input.num_samples = num_samples->flat<int64_t>()(i);
-      input.weights = View<float>(weights[i]);
-      (*inputs)[i / num_features].push_back(input);
-    }
-    return absl::OkStatus();
-  }
-
   absl::Status LockTables(OpKernelContext* ctx, const EngineConfig& config,
                           LockedShards* locked,
                           std::deque<OpenTable>* tables) const {
