@@ -1,4 +1,4 @@
-"""The first value of each shard, never that of the whole table at once."""
+"""The first value of each shard; that of a whole table only where needed."""
 
 import inspect
 import math
@@ -9,14 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import creation_progress, new_rows
-
-# Their values depend on the shape of the whole table, which they are not
-# told, and asking them for each shard would give another distribution.
-_WHOLE_TABLE_INITIALIZERS = (
-    "Identity", "IdentityInitializer", "Orthogonal", "OrthogonalInitializer",
-    "VarianceScaling", "GlorotUniform", "GlorotNormal", "HeUniform",
-    "HeNormal", "LecunUniform", "LecunNormal")
+from tf_layoutmap.sharded import creation_progress, new_rows, whole_value
 
 
 class ShardInfo(NamedTuple):
@@ -31,17 +24,36 @@ class ShardInfo(NamedTuple):
     offset: tuple[int, ...]
 
 
-def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
-             dtype: tf.DType, partition: RowPartition, shard: int,
-             name: str, axis: int = 0) -> tf.Tensor:
-    """Calls `initializer` for one shard.
+def for_shards(
+    initializer: Callable[..., Any], shape: tuple[int, ...], dtype: tf.DType,
+    num_shards: int, name: str,
+) -> Callable[..., Any] | whole_value.WholeValue:
+    """Returns what `of_shard` is asked with for each shard of one table.
 
     Args:
-      initializer: Called in the first of these forms that its signature
-        takes: `(shard_info=ShardInfo)`; `(shape, dtype=, partition_shape=,
-        partition_offset=)` with `shape` that of the whole table, as
-        TensorFlow's own initializers; `(shape, dtype=)` or `(shape)` with
-        the shard's shape.
+      initializer: As of `of_shard`, or one that knows no shards.
+      shape: Shape of the whole table.
+      dtype: Dtype of the table.
+      num_shards: Of the table.
+      name: Of the table, for messages.
+    """
+    if num_shards == 1 or whole_value.knows_shards(initializer, dtype):
+        return initializer
+    return whole_value.WholeValue(initializer, shape, dtype, name)
+
+
+def of_shard(initializer: Any, shape: tuple[int, ...],
+             dtype: tf.DType, partition: RowPartition, shard: int,
+             name: str, axis: int = 0) -> tf.Tensor:
+    """Returns the first value of one shard.
+
+    Args:
+      initializer: Of `for_shards`. Called in the first of these forms that
+        its signature takes: `(shard_info=ShardInfo)`; `(shape, dtype=,
+        partition_shape=, partition_offset=)` with `shape` that of the whole
+        table, as TensorFlow's own initializers; `(shape, dtype=)` or
+        `(shape)` with the shard's shape. A whole table that it returns is
+        divided.
       shape: Shape of the whole table.
       dtype: Dtype of the table.
       partition: How its rows are divided.
@@ -51,13 +63,17 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
 
     Raises:
       TypeError: It takes none of the forms.
-      ValueError: It needs the whole table, or an offset where the rows of a
-        shard are not neighbours, or returns another shape.
+      ValueError: It needs an offset where the rows of a shard are not
+        neighbours, or returns another shape.
     """
     part_shape, offset = list(shape), [0] * len(shape)
     part_shape[axis] = partition.sizes[shard]
     offset[axis] = partition.offsets[shard]
     info = ShardInfo(tuple(part_shape), tuple(offset))
+    if isinstance(initializer, whole_value.WholeValue):
+        value = whole_value.cut(initializer.value(), partition, shard, axis)
+        creation_progress.add(math.prod(info.shape) * dtype.size)
+        return value
     if not partition.is_contiguous and {
             "shard_info", "partition_offset"} & set(
                 inspect.signature(initializer).parameters):
@@ -71,8 +87,10 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
     if value is not None:
         return value
     value = tf.convert_to_tensor(
-        _call(seeded, shape, dtype, info, partition.num_shards, name), dtype)
+        _call(seeded, shape, dtype, info, name), dtype)
     creation_progress.add(math.prod(info.shape) * dtype.size)
+    if tuple(value.shape) == shape:
+        value = whole_value.cut(value, partition, shard, axis)
     if tuple(value.shape) != info.shape:
         raise ValueError(
             "Argument `initial_value` must return the shape it is asked for, "
@@ -81,8 +99,7 @@ def of_shard(initializer: Callable[..., Any], shape: tuple[int, ...],
     return value
 
 
-def is_drawn_anywhere(initializer: Callable[..., Any],
-                      dtype: tf.DType) -> bool:
+def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
     """Whether a server draws the values that this process would.
 
     Others may need what only this process has, as files or Python.
@@ -95,18 +112,20 @@ def is_drawn_anywhere(initializer: Callable[..., Any],
     return new_rows.is_known(initializer, dtype) if own is None else own()
 
 
-def skip_shard(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
+def skip_shard(initializer: Any, dtype: tf.DType) -> bool:
     """Lets `of_shard` go on as if it had made the value of a shard.
 
     Returns:
       Whether it could: else the value must be made.
     """
+    if isinstance(initializer, whole_value.WholeValue):
+        initializer.value()
+        return True
     return new_rows.skip(initializer, dtype)
 
 
 def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
-          dtype: tf.DType, info: ShardInfo, num_shards: int,
-          name: str) -> Any:
+          dtype: tf.DType, info: ShardInfo, name: str) -> Any:
     parameters = inspect.signature(initializer).parameters
     takes_any_keyword = any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD
@@ -128,13 +147,6 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
             "Argument `initial_value` must take a shape when it is callable, "
             f"so that shards can be made one by one. Received: "
             f"{initializer!r} without parameters (table {name!r}).")
-    if (num_shards > 1
-            and type(initializer).__name__ in _WHOLE_TABLE_INITIALIZERS):
-        raise ValueError(
-            "Argument `initial_value` must not depend on the shape of the "
-            "whole table; give an array, or a callable that takes "
-            f"`shard_info`. Received: {type(initializer).__name__} (table "
-            f"{name!r} in {num_shards} shards).")
     if "dtype" in parameters:
         return initializer(info.shape, dtype=dtype)
     return initializer(info.shape)

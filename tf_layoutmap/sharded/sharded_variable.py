@@ -5,12 +5,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _strategies, _tf_private
 from tf_layoutmap.partition import Partitioner, RowPartition
-from tf_layoutmap.sharded import arguments, creation_progress, gradient
+from tf_layoutmap.sharded import (
+    arguments,
+    creation_progress,
+    gradient,
+    whole_value,
+)
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
@@ -63,10 +67,11 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         [[250, 8], [250, 8], [250, 8], [250, 8]]
 
         Args:
-          initial_value: The whole table, as array or tensor; or a callable
-            that makes one shard at a time (initializers of TensorFlow and
-            Keras, or `(shape, dtype)`, `(shape)`, `(shard_info)`). A callable
-            never makes the whole table.
+          initial_value: The whole table, as array or tensor; or a callable.
+            Random and constant initializers of TensorFlow and Keras, and
+            callables that take `shard_info`, or `partition_shape` and
+            `partition_offset`, make one shard at a time. Others,
+            `(shape, dtype)` or `(shape)`, are asked once for the whole table.
           shape: Shape of the whole table, rank at least 1. Needed with a
             callable, else None or that of `initial_value`.
           dtype: `tf.DType` or its name. None: that of `initial_value`, or
@@ -111,24 +116,28 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         partition = arguments.partition_to_make(
             shape, dtype, axis, placement, partitioner, num_shards, devices,
             name)
+        initializer = None if not callable(initial_value) else (
+            _initial_value.for_shards(
+                initial_value, shape, dtype, partition.num_shards, name))
         variables = []
         strategy = tf.distribute.get_strategy()
         # TensorFlow asks for such a value on the server that it chooses.
         is_drawn_there = (
-            callable(initial_value) and _strategies.on_servers(strategy)
-            and _initial_value.is_drawn_anywhere(initial_value, dtype))
+            initializer is not None and _strategies.on_servers(strategy)
+            and _initial_value.is_drawn_anywhere(initializer, dtype))
         with creation_progress.shown(math.prod(shape) * dtype.size):
             for shard in range(partition.num_shards):
                 # A strategy of parameter servers would divide a shard again.
                 with _tf_private.undivided_variables(strategy), tf.device(
                         devices[shard % len(devices)] if devices else None):
-                    if callable(initial_value):
+                    if initializer is not None:
                         value = functools.partial(
-                            _initial_value.of_shard, initial_value, shape,
+                            _initial_value.of_shard, initializer, shape,
                             dtype, partition, shard, name, axis)
                         value = value if is_drawn_there else value()
                     else:
-                        value = _cut(initial_value, partition, shard, axis)
+                        value = whole_value.cut(
+                            initial_value, partition, shard, axis)
                     variables.append(tf.Variable(
                         value, dtype=dtype, trainable=trainable,
                         name=f"{name}/part_{shard}"))
@@ -195,10 +204,3 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
 ShardedVariableSpec.table_class = ShardedVariable
 
 
-def _cut(value: Any, partition: RowPartition, shard: int, axis: int) -> Any:
-    if partition.is_contiguous:
-        rows = slice(*partition.offsets[shard:][:2])
-        return value[rows] if axis == 0 else value[:, rows]
-    rows = partition.global_rows(shard)
-    return (value[rows] if isinstance(value, np.ndarray)
-            else tf.gather(value, rows))

@@ -18,7 +18,7 @@ SHAPE = (1 << 17, 128)  # 64 MiB.
 def make(value, **options):
     """A table full of `value`, made shard by shard."""
     return ShardedVariable.create(
-        lambda shape: tf.fill(shape, value), SHAPE, **options)
+        tf.constant_initializer(value), SHAPE, **options)
 
 
 def main():

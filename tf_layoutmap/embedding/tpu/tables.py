@@ -87,6 +87,8 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
         name, shape, dtype, initializer = extract_variable_info(keywords)
         cut = partition.RowPartition.div(
             shape[0], min(len(hosts), shape[0]))
+        initializer = initial_value.for_shards(
+            initializer, shape, dtype, cut.num_shards, name)
         shards = []
         for shard in range(cut.num_shards):
             with tf.device(hosts[shard]):

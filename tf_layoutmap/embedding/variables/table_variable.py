@@ -52,7 +52,8 @@ def create(
       TypeError, ValueError: As of `tables.create_tables`.
     """
     shape = (table.num_rows, dim)
-    bound = bind_shape(initializer, shape)
+    bound = bind_shape(initial_value.for_shards(
+        initializer, shape, tf.float32, cut.num_shards, table.name), shape)
     creators = _users_creators() if devices is None and only is None else []
     if only is not None:
         return _make_only(
@@ -144,12 +145,13 @@ def strategy_in_scope() -> tf.distribute.Strategy | None:
     return tf.distribute.get_strategy()
 
 
-def bind_shape(initializer: Callable[..., Any], shape):
+def bind_shape(initializer: Any, shape) -> Any:
     """Gives an initializer that knows shards the whole shape, as TF does.
 
     Others are returned as they are.
     """
-    if "shard_info" not in inspect.signature(initializer).parameters:
+    if not callable(initializer) or (
+            "shard_info" not in inspect.signature(initializer).parameters):
         return initializer
     return _as_tensorflow_asks(initializer, shape)
 

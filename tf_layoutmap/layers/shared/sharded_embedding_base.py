@@ -64,8 +64,8 @@ class EmbeddingCore(LayerBase):
           embeddings_initializer: Name or object of a Keras initializer, or a
             callable as `ShardedVariable.create` takes it. Those of Keras give
             the values of `Embedding` with the same seed for any number of
-            shards; a callable of your own is asked for one shard at a time,
-            so it must not depend on the whole shape.
+            shards; a callable of your own that takes no `shard_info` is asked
+            once for the whole table.
           embeddings_regularizer: None, or the name or object of a Keras
             regularizer, or a callable. With an `optimizer` it sees the rows
             that a call looks up, each once; else the whole table.
