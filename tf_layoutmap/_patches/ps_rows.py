@@ -17,6 +17,10 @@ ROWS = [
           "A server that is lost meanwhile leaves half a file, in place of the "
           "backup that was to be gone on from.", KERAS,
           "tests/ps/fit/test_fit.py"),
+    *(Patch(KERAS3_GROUP, "keras:Variable", verb, f"ps.keras3_counts:{verb}",
+            "Keras 3 reads, then writes: what another worker adds to a count "
+            "meanwhile is lost.", KERAS, "tests/ps/test_keras3_counts.py")
+      for verb in ("assign_add", "assign_sub")),
     *(Patch(TF_KERAS_GROUP, "tf_keras:Model", verb, f"ps.fit.tf_keras:{verb}",
             "tf_keras ends an epoch when one worker's dataset ends.", TF_KERAS,
             "tests/ps/fit/test_fit.py") for verb in _VERBS),

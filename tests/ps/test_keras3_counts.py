@@ -1,0 +1,19 @@
+"""What several workers add to a variable of Keras 3 is all in it."""
+
+import json
+
+import pytest
+
+from tests.ps.cluster import Cluster
+from tests.ps.keras3_counts_program import NUM_STEPS
+
+pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+
+
+def test_no_count_of_two_workers_is_lost(tmp_path):
+    with Cluster(tmp_path) as cluster:
+        cluster.train(module="tests.ps.keras3_counts_program")
+        line = cluster.wait_for("FOUND ", 150)
+    found = json.loads(line.partition("FOUND ")[2])
+    assert len(found) == 4
+    assert set(found.values()) == {NUM_STEPS}, found
