@@ -16,19 +16,21 @@ def assign_add(original: Callable[..., Any], variable: Any,
 
     Keras reads and then writes: what another worker adds in between is lost.
     """
-    stored = _on_server(variable)
-    if stored is None:
-        return original(variable, value)
-    return stored.assign_add(tf.cast(value, stored.dtype))
+    return _assign("assign_add", original, variable, value)
 
 
 def assign_sub(original: Callable[..., Any], variable: Any,
                value: Any) -> Any:
     """Subtracts in one operation; see `assign_add`."""
+    return _assign("assign_sub", original, variable, value)
+
+
+def _assign(name: str, original: Callable[..., Any], variable: Any,
+            value: Any) -> Any:
     stored = _on_server(variable)
     if stored is None:
         return original(variable, value)
-    return stored.assign_sub(tf.cast(value, stored.dtype))
+    return getattr(stored, name)(tf.cast(value, stored.dtype))
 
 
 def _on_server(variable: Any) -> tf.Variable | None:

@@ -91,11 +91,8 @@ def of_shard(initializer: Any, shape: tuple[int, ...],
     creation_progress.add(math.prod(info.shape) * dtype.size)
     if tuple(value.shape) == shape:
         value = whole_value.cut(value, partition, shard, axis)
-    if tuple(value.shape) != info.shape:
-        raise ValueError(
-            "Argument `initial_value` must return the shape it is asked for, "
-            f"{info.shape}. Received: {tuple(value.shape)} (table {name!r}, "
-            f"shard {shard}).")
+    whole_value.check_shape(
+        value, info.shape, f"table {name!r}, shard {shard}")
     return value
 
 
@@ -127,9 +124,6 @@ def skip_shard(initializer: Any, dtype: tf.DType) -> bool:
 def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
           dtype: tf.DType, info: ShardInfo, name: str) -> Any:
     parameters = inspect.signature(initializer).parameters
-    takes_any_keyword = any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD
-        for parameter in parameters.values())
     if "shard_info" in parameters:
         return initializer(shard_info=info)
     if hasattr(initializer, "support_partition"):
@@ -139,17 +133,11 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
             return initializer(info.shape, dtype=dtype)
         return tf.slice(initializer(shape, dtype=dtype), info.offset,
                         info.shape)
-    if "partition_shape" in parameters or takes_any_keyword:
+    if "partition_shape" in parameters or (
+            whole_value.takes_any_keyword(initializer)):
         return initializer(shape, dtype=dtype, partition_shape=info.shape,
                            partition_offset=info.offset)
-    if not parameters:
-        raise TypeError(
-            "Argument `initial_value` must take a shape when it is callable, "
-            f"so that shards can be made one by one. Received: "
-            f"{initializer!r} without parameters (table {name!r}).")
-    if "dtype" in parameters:
-        return initializer(info.shape, dtype=dtype)
-    return initializer(info.shape)
+    return whole_value.ask(initializer, info.shape, dtype, name)
 
 
 def _reseeded(initializer: Callable[..., Any],

@@ -30,6 +30,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
     wherever they are placed. Nothing but a dense use (`table * 2`,
     `tf.convert_to_tensor(table)`, `value()`, `numpy()`) ever joins the shards.
 
+    >>> import numpy as np
     >>> table = ShardedVariable.create(
     ...     np.arange(10, dtype=np.float32).reshape(5, 2), num_shards=2)
     >>> [shard.shape.as_list() for shard in table]
@@ -202,5 +203,3 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
 
 
 ShardedVariableSpec.table_class = ShardedVariable
-
-

@@ -39,11 +39,44 @@ def knows_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
         return True
     if library in ("keras", "tf_keras") and kind.__name__ in _BY_ELEMENT:
         return np.ndim(getattr(initializer, "value", 0)) == 0
-    takes_any_keyword = any(
-        one.kind is inspect.Parameter.VAR_KEYWORD
-        for one in parameters.values())
-    return takes_any_keyword and not (
+    return takes_any_keyword(initializer) and not (
         library == "tensorflow" and kind.__name__ in _REFUSING)
+
+
+def takes_any_keyword(initializer: Callable[..., Any]) -> bool:
+    """Whether an initializer may be given partition arguments unasked."""
+    return any(
+        one.kind is inspect.Parameter.VAR_KEYWORD
+        for one in inspect.signature(initializer).parameters.values())
+
+
+def ask(initializer: Callable[..., Any], shape: tuple[int, ...],
+        dtype: tf.DType, name: str) -> Any:
+    """Calls an initializer for a shape, with the dtype if it takes one.
+
+    Raises:
+      TypeError: If it takes no shape.
+    """
+    parameters = inspect.signature(initializer).parameters
+    if not parameters:
+        raise TypeError(
+            "Argument `initial_value` must take a shape when it is callable. "
+            f"Received: {initializer!r} without parameters (table {name!r}).")
+    if "dtype" in parameters:
+        return initializer(shape, dtype=dtype)
+    return initializer(shape)
+
+
+def check_shape(value: tf.Tensor, shape: tuple[int, ...], where: str) -> None:
+    """Refuses a value of another shape than was asked for.
+
+    Raises:
+      ValueError: If it has one.
+    """
+    if tuple(value.shape) != shape:
+        raise ValueError(
+            "Argument `initial_value` must return the shape it is asked for, "
+            f"{shape}. Received: {tuple(value.shape)} ({where}).")
 
 
 class WholeValue:
@@ -81,12 +114,6 @@ class WholeValue:
         return self._value
 
     def _ask(self) -> tf.Tensor:
-        parameters = inspect.signature(self._initializer).parameters
-        if not parameters:
-            raise TypeError(
-                "Argument `initial_value` must take a shape when it is "
-                f"callable. Received: {self._initializer!r} without "
-                f"parameters (table {self._name!r}).")
         size = math.prod(self._shape) * self._dtype.size
         if size >= _WARNED_SIZE:
             logging.warning(
@@ -94,14 +121,9 @@ class WholeValue:
                 " its initializer takes no `shard_info`.",
                 self._name, size >> 20)
         value = tf.convert_to_tensor(
-            self._initializer(self._shape, dtype=self._dtype)
-            if "dtype" in parameters else self._initializer(self._shape),
+            ask(self._initializer, self._shape, self._dtype, self._name),
             self._dtype)
-        if tuple(value.shape) != self._shape:
-            raise ValueError(
-                "Argument `initial_value` must return the shape it is asked "
-                f"for, {self._shape}. Received: {tuple(value.shape)} (table "
-                f"{self._name!r}).")
+        check_shape(value, self._shape, f"table {self._name!r}")
         return value
 
 

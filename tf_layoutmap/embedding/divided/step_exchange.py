@@ -138,15 +138,11 @@ class StepExchange:
         # What a process sends are the rows that were asked of it.
         received = self._group.exchange(
             fetched, tf.transpose(step.sizes[:, :, orders.FETCHED]))
-        features = self._spec.features
         with tf.device(tables.HOST):
             return _ops.combine_rows(
                 plan=step.plan,
                 fetched=[orders.bytes_of(one) for one in received],
-                num_features=len(features),
-                dims=[self._spec.table_of(one).dim for one in features],
-                max_sequence_lengths=[
-                    one.max_sequence_length for one in features])
+                **op_arguments.activation_attrs(self._spec))
 
     def send_gradients(
         self, step: steps_in_flight.Step, gradients: Sequence[tf.Tensor],

@@ -237,13 +237,8 @@ class HostEngine:
                 always=always, **self._variables_to_update())
 
     def _what_to_look_up(self) -> dict[str, Any]:
-        features = self._spec.features
-        return {
-            "shards": _handles(self._shards),
-            "num_features": len(features),
-            "dims": [self._spec.table_of(one).dim for one in features],
-            "max_sequence_lengths": [
-                one.max_sequence_length for one in features]}
+        return {"shards": _handles(self._shards),
+                **op_arguments.activation_attrs(self._spec)}
 
     def _variables_to_update(self) -> dict[str, list[tf.Tensor]]:
         return {"shards": _handles(self._shards),

@@ -59,6 +59,16 @@ def config_attrs(
         **_quantization(spec.tables)}
 
 
+def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
+    """Returns the attrs of an op that gives the activations of all features."""
+    features = spec.features
+    return {
+        "num_features": len(features),
+        "dims": [spec.table_of(one).dim for one in features],
+        "max_sequence_lengths": [
+            one.max_sequence_length for one in features]}
+
+
 def batch_inputs(features: StepInputs, *,
                  of_keys: bool = False) -> dict[str, Any]:
     """Returns the inputs of an op that takes the ids of a batch."""

@@ -178,12 +178,9 @@ class StepOps:
         self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns the activations, one per feature."""
-        features = self.spec.features
         return _ops.combine_rows(
-            plan=plan, fetched=list(fetched), num_features=len(features),
-            dims=[self.spec.table_of(one).dim for one in features],
-            max_sequence_lengths=[
-                one.max_sequence_length for one in features])
+            plan=plan, fetched=list(fetched),
+            **op_arguments.activation_attrs(self.spec))
 
     def apply(
         self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],

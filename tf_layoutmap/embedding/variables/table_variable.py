@@ -52,8 +52,9 @@ def create(
       TypeError, ValueError: As of `tables.create_tables`.
     """
     shape = (table.num_rows, dim)
-    bound = bind_shape(initial_value.for_shards(
-        initializer, shape, tf.float32, cut.num_shards, table.name), shape)
+    bound = initial_value.for_shards(
+        bind_shape(initializer, shape), shape, tf.float32, cut.num_shards,
+        table.name)
     creators = _users_creators() if devices is None and only is None else []
     if only is not None:
         return _make_only(
@@ -145,13 +146,12 @@ def strategy_in_scope() -> tf.distribute.Strategy | None:
     return tf.distribute.get_strategy()
 
 
-def bind_shape(initializer: Any, shape) -> Any:
+def bind_shape(initializer: Callable[..., Any], shape):
     """Gives an initializer that knows shards the whole shape, as TF does.
 
     Others are returned as they are.
     """
-    if not callable(initializer) or (
-            "shard_info" not in inspect.signature(initializer).parameters):
+    if "shard_info" not in inspect.signature(initializer).parameters:
         return initializer
     return _as_tensorflow_asks(initializer, shape)
 
