@@ -31,6 +31,7 @@
 #include "cc/kernels/servers/locked_key_piece.h"
 #include "cc/kernels/servers/pieces_op.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
+#include "cc/kernels/vocabulary/open_table_specs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -102,28 +103,19 @@ class FetchKeysOp : public PiecesOp {
   };
 
   absl::Status ReadOpenPieces(OpKernelConstruction* ctx) {
-    std::vector<int64_t> places, first_buckets, num_buckets, policies, seeds;
-    std::vector<std::string> admissions, evictions, values, optimizers;
-    std::vector<bool> has_unknown_row;
-    std::vector<float> limits, slot_values;
+    std::vector<int64_t> places, first_buckets, num_buckets;
+    std::vector<std::string> optimizers;
+    std::vector<float> slot_values;
+    OpenTableRules rules;
     TF_RETURN_IF_ERROR(ctx->GetAttr("open_pieces", &places));
     TF_RETURN_IF_ERROR(ctx->GetAttr("first_buckets", &first_buckets));
     TF_RETURN_IF_ERROR(ctx->GetAttr("vocabulary_buckets", &num_buckets));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row));
     TF_RETURN_IF_ERROR(ctx->GetAttr("optimizers", &optimizers));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("admissions", &admissions));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("evictions", &evictions));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("policies", &policies));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("first_values", &values));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("first_limits", &limits));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("first_seeds", &seeds));
     TF_RETURN_IF_ERROR(ctx->GetAttr("slot_values", &slot_values));
+    TF_RETURN_IF_ERROR(rules.Read(ctx));
     const size_t size = places.size();
     if (first_buckets.size() != size || num_buckets.size() != size ||
-        has_unknown_row.size() != size || optimizers.size() != size ||
-        admissions.size() != size || evictions.size() != size ||
-        policies.size() != kNumPolicyNumbers * size || values.size() != size ||
-        limits.size() != 2 * size || seeds.size() != size) {
+        optimizers.size() != size || !rules.AreOf(size)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "The lists about shards of open tables must be of one size each. "
           "Received: ",
@@ -143,16 +135,11 @@ class FetchKeysOp : public PiecesOp {
       open.place = static_cast<int>(place);
       open.piece.table = pieces()[place].table;
       open.piece.first_bucket = first_buckets[i];
-      open.piece.has_unknown_row = has_unknown_row[i];
+      open.piece.has_unknown_row = rules.has_unknown_row(i);
       TF_RETURN_IF_ERROR(
           ToTf(BucketLayout::Make(num_buckets[i], &open.piece.layout)));
-      TF_RETURN_IF_ERROR(ReadPolicy(admissions[i], evictions[i], policies,
-                                    kNumPolicyNumbers * i, &open.piece.policy));
+      TF_RETURN_IF_ERROR(rules.Get(i, &open.piece.policy, &open.values));
       TF_RETURN_IF_ERROR(ToTf(ParseOptimizer(optimizers[i], &open.optimizer)));
-      TF_RETURN_IF_ERROR(ToTf(ParseFirstValues(values[i], &open.values.kind)));
-      open.values.a = limits[2 * i];
-      open.values.b = limits[2 * i + 1];
-      open.values.seed = static_cast<uint64_t>(seeds[i]);
       for (int j = 0; j < NumSlots(open.optimizer); ++j) {
         if (next_value >= slot_values.size()) {
           return absl::InvalidArgumentError(absl::StrCat(

@@ -8,33 +8,49 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/keys/first_values.h"
+#include "cc/core/keys/policy.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
 
+absl::Status OpenTableRules::Read(tensorflow::OpKernelConstruction* ctx) {
+  TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admissions", &admissions_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("evictions", &evictions_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("policies", &policies_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("first_values", &first_values_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("first_limits", &limits_));
+  return ctx->GetAttr("first_seeds", &seeds_);
+}
+
+bool OpenTableRules::AreOf(size_t size) const {
+  return has_unknown_row_.size() == size && admissions_.size() == size &&
+         evictions_.size() == size && first_values_.size() == size &&
+         policies_.size() == kNumPolicyNumbers * size &&
+         limits_.size() == 2 * size && seeds_.size() == size;
+}
+
+absl::Status OpenTableRules::Get(size_t i, VocabularyPolicy* policy,
+                                 FirstValues* values) const {
+  values->a = limits_[2 * i];
+  values->b = limits_[2 * i + 1];
+  values->seed = static_cast<uint64_t>(seeds_[i]);
+  TF_RETURN_IF_ERROR(ToTf(ParseFirstValues(first_values_[i], &values->kind)));
+  return ReadPolicy(admissions_[i], evictions_[i], policies_,
+                    kNumPolicyNumbers * i, policy);
+}
+
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs) {
   std::vector<int32_t> tables, kinds;
-  std::vector<bool> has_unknown_row;
-  std::vector<std::string> admissions, evictions, values;
-  std::vector<int64_t> policies, seeds;
-  std::vector<float> limits;
+  OpenTableRules rules;
   TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", &tables));
   TF_RETURN_IF_ERROR(ctx->GetAttr("key_kinds", &kinds));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admissions", &admissions));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("evictions", &evictions));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("policies", &policies));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("first_values", &values));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("first_limits", &limits));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("first_seeds", &seeds));
+  TF_RETURN_IF_ERROR(rules.Read(ctx));
   const size_t size = tables.size();
-  if (kinds.size() != size || has_unknown_row.size() != size ||
-      admissions.size() != size || evictions.size() != size ||
-      policies.size() != kNumPolicyNumbers * size || values.size() != size ||
-      limits.size() != 2 * size || seeds.size() != size) {
+  if (kinds.size() != size || !rules.AreOf(size)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "The lists about open tables must be of one size each. Received: ",
         size, " tables and other sizes"));
@@ -42,14 +58,9 @@ absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
   for (size_t i = 0; i < size; ++i) {
     OpenTableSpec spec;
     spec.table = tables[i];
-    spec.has_unknown_row = has_unknown_row[i];
+    spec.has_unknown_row = rules.has_unknown_row(i);
     spec.kind = static_cast<KeyKind>(kinds[i]);
-    spec.values.a = limits[2 * i];
-    spec.values.b = limits[2 * i + 1];
-    spec.values.seed = static_cast<uint64_t>(seeds[i]);
-    TF_RETURN_IF_ERROR(ToTf(ParseFirstValues(values[i], &spec.values.kind)));
-    TF_RETURN_IF_ERROR(ReadPolicy(admissions[i], evictions[i], policies,
-                                  kNumPolicyNumbers * i, &spec.policy));
+    TF_RETURN_IF_ERROR(rules.Get(i, &spec.policy, &spec.values));
     specs->push_back(spec);
   }
   return absl::OkStatus();

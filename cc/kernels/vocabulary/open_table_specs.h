@@ -3,7 +3,9 @@
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_OPEN_TABLE_SPECS_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_OPEN_TABLE_SPECS_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +15,27 @@
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
+
+// What lists in attrs say of open tables or their shards: which keys come in,
+// which go, and what the rows of new ones hold.
+class OpenTableRules {
+ public:
+  absl::Status Read(tensorflow::OpKernelConstruction* ctx);
+
+  // Whether all lists are of so many tables or shards.
+  bool AreOf(size_t size) const;
+
+  bool has_unknown_row(size_t i) const { return has_unknown_row_[i]; }
+
+  absl::Status Get(size_t i, VocabularyPolicy* policy,
+                   FirstValues* values) const;
+
+ private:
+  std::vector<bool> has_unknown_row_;
+  std::vector<std::string> admissions_, evictions_, first_values_;
+  std::vector<int64_t> policies_, seeds_;
+  std::vector<float> limits_;
+};
 
 struct OpenTableSpec {
   int32_t table = 0;  // its number in the engine
