@@ -24,6 +24,8 @@ from tf_layoutmap import _ops  # noqa: F401
 
 import tensorflow as tf  # isort: skip
 
+_LEAST_THREADS = 8
+
 _CLUSTER = flags.DEFINE_string(
     "cluster", None, "Addresses of all processes as JSON: {job: [host:port]}. "
     "Default: `cluster` of TF_CONFIG.")
@@ -75,6 +77,25 @@ def read_task(cluster: str | None, job_name: str | None,
     return jobs, job_name, task_index
 
 
+def num_threads(num_cores: int, num_workers: int) -> int:
+    """Returns how many threads of a server take calls and run operations.
+
+    A function that another process calls holds one of them until it has ended,
+    and what it waits for may need one to arrive here: with as many threads as
+    cores, as is TensorFlow's default, two functions at once stop each other on
+    a machine of two cores. One is what a worker trains, others are cancelled
+    and not through yet, or read and write variables.
+
+    >>> num_threads(num_cores=2, num_workers=2)
+    8
+
+    Args:
+      num_cores: Of this machine.
+      num_workers: Of the cluster; a server may wait for each of them.
+    """
+    return max(_LEAST_THREADS, num_cores, num_workers + 1)
+
+
 def _read_json(name: str, text: str) -> dict:
     try:
         found = json.loads(text)
@@ -98,7 +119,10 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from None
     server = tf.distribute.Server(
         tf.train.ClusterSpec(jobs), job_name=job_name, task_index=task_index,
-        protocol="grpc", start=True)
+        protocol="grpc", start=True,
+        config=tf.compat.v1.ConfigProto(
+            inter_op_parallelism_threads=num_threads(
+                os.cpu_count() or 1, len(jobs.get("worker", ())))))
     print(f"{job_name}:{task_index} serves {server.target}", flush=True)
     port = jobs[job_name][task_index].rpartition(":")[2]
     print(f"Port {port} is open on all network interfaces, without "

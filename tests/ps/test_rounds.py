@@ -1,6 +1,8 @@
 """Closures of a round, by a coordinator that fails and cancels at random."""
 
-import types
+import gc
+import time
+import weakref
 
 import hypothesis
 import pytest
@@ -12,6 +14,12 @@ from tf_layoutmap.ps import rounds
 
 BAD = tf.errors.InvalidArgumentError(None, None, "a bad id")
 CANCELLED = tf.errors.CancelledError(None, None, "cancelled")
+
+
+class Future:
+    def __init__(self, number):
+        self.number = number
+        self.error = None
 
 
 class Coordinator:
@@ -34,7 +42,7 @@ class Coordinator:
     def schedule(self, function, args):
         del function
         _, numbers = args
-        future = types.SimpleNamespace(number=int(numbers[1]), error=None)
+        future = Future(int(numbers[1]))
         self.scheduled.append(future)
         return future
 
@@ -123,3 +131,43 @@ def test_an_error_of_no_closure_is_raised(made):
     coordinator.join = join
     with pytest.raises(tf.errors.InvalidArgumentError, match="a bad id"):
         ours.run(3)
+
+
+def test_an_error_keeps_no_closure_alive(made):
+    """What they hold on workers goes with them, not when garbage is looked for.
+    """
+    outcomes = [(True, False, False), (False, True, True)]
+    coordinator, ours = made(
+        lambda: outcomes.pop(0) if outcomes else (False, True, False))
+    alive = weakref.WeakSet()
+    schedule = coordinator.schedule
+
+    def note(function, args):
+        future = schedule(function, args)
+        alive.add(future)
+        return future
+
+    coordinator.schedule = note
+    gc.disable()
+    try:
+        ended = ours.run(8)
+        assert isinstance(ended.error, tf.errors.InvalidArgumentError)
+        deadline = time.monotonic() + 20
+        while alive and time.monotonic() < deadline:
+            time.sleep(0.01)  # Until the thread that watched them has ended.
+        assert not alive
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_datasets_of_workers_autotune_only_if_asked_to(made, asked):
+    """A worker that deletes an iterator which does can stand still by it."""
+    _, ours = made(None)
+    options = tf.data.Options()
+    if asked is not None:
+        options.autotune.enabled = asked
+    ours._dataset_fn = lambda: tf.data.Dataset.range(3).with_options(options)
+    dataset, = ours.dataset
+    assert dataset.options().autotune.enabled is bool(asked)
+    assert list(dataset.as_numpy_iterator()) == [0, 1, 2]

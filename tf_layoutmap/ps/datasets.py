@@ -42,7 +42,8 @@ class Datasets:
             argument, that is a `tf.distribute.InputContext`: its
             `num_input_pipelines` is the number of workers, and its
             `input_pipeline_id`, a scalar tensor, tells which one it is.
-            Without it all workers read the same.
+            Without it all workers read the same. It is not autotuned unless
+            its options say so.
           step_deadline: How long no batch may be through, as `"10min"` or
             seconds.
           on_server_loss: Of `fit`: `"raise"`: a `ServerLostError`.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.step import autotuning
 from tf_layoutmap.ps import waiting
 from tf_layoutmap.ps.closures import make_closure
 
@@ -73,8 +73,9 @@ class Rounds:
     def dataset(self) -> Any:
         """The dataset of all workers; made when it is first asked for."""
         if self._dataset is None:
+            # A worker that deletes an iterator answers nobody meanwhile.
             self._dataset = self._coordinator.create_per_worker_dataset(
-                self._dataset_fn)
+                lambda: autotuning.without_autotuning(self._dataset_fn()))
         return self._dataset
 
     def start_over(self) -> None:
@@ -103,13 +104,14 @@ class Rounds:
         # Nothing is under way: what comes of an epoch before is a straggler.
         epoch = next(_epochs)
         good: dict[int, Any] = {}
-        first_error: tf.errors.OpError | None = None
+        first_error: Exception | None = None
         num_failures = 0
         todo = list(range(count))
         while todo:
             futures, error = self._run_once(epoch, todo)
             first_error = first_error or error
-            errors = {number: _error_of(futures[number]) for number in futures}
+            errors = {number: waiting.error_of(futures[number])
+                      for number in futures}
             if error is not None and all(map(_is_cancelled, errors.values())):
                 raise error  # Nothing ended: it is none of a closure.
             good.update((number, futures[number])
@@ -148,7 +150,8 @@ class Rounds:
         except LOST:
             raise
         except tf.errors.OpError as error:
-            return futures, error
+            # See `waiting.error_of`.
+            return futures, error.with_traceback(None)
         return futures, None
 
     def _adapt(self, count: int, seconds: float):
@@ -166,14 +169,5 @@ def _explained(error: tf.errors.OpError) -> Exception:
     return explained
 
 
-def _error_of(future: Any) -> tf.errors.OpError | None:
-    """The error of a closure that has ended."""
-    try:
-        _tf_private.wait_for_closure(future)
-    except tf.errors.OpError as error:
-        return error
-    return None
-
-
-def _is_cancelled(error: tf.errors.OpError | None) -> bool:
+def _is_cancelled(error: Exception | None) -> bool:
     return isinstance(error, tf.errors.CancelledError)

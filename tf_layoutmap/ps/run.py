@@ -77,7 +77,8 @@ class Run:
           step_fn: Takes one batch, on a worker; called in its `strategy.run`
             and traced once. It takes one step of each embedding.
           dataset_fn: Makes the dataset of a worker, without end
-            (`Dataset.repeat`); called on each worker.
+            (`Dataset.repeat`); called on each worker. It is not autotuned
+            unless its options say so.
           checkpoint_dir: A folder that this process and all servers see under
             the same name.
           objects: What is saved, by name: the embedding, and all else that

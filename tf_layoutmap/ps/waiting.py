@@ -18,6 +18,21 @@ class LateError(Exception):
     """Nothing has happened until the deadline."""
 
 
+def error_of(closure: Any) -> Exception | None:
+    """Waits for a closure that a coordinator has scheduled.
+
+    Its error has no traceback: the closure keeps the error, whose frames would
+    keep all other closures and what they hold on workers. The garbage
+    collector would find them late, and thousands of calls to workers at once
+    have been seen to stand still for seconds.
+    """
+    try:
+        _tf_private.wait_for_closure(closure)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
 def within(call: Callable[[], Any], seconds: float,
            watched: Sequence[Any] = ()) -> Any:
     """Returns what `call` returns, or raises what it raises.
@@ -44,10 +59,7 @@ def within(call: Callable[[], Any], seconds: float,
 
     def watch():
         for one in watched:
-            try:
-                _tf_private.wait_for_closure(one)
-            except Exception:  # Whoever joins is told of it.
-                pass
+            error_of(one)  # Whoever joins is told of it.
             last[0] = time.monotonic()
 
     for target in (run, watch) if watched else (run,):

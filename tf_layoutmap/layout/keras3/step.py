@@ -15,7 +15,7 @@ from tf_layoutmap.layout.keras3.context import (
     context_of_model,
 )
 from tf_layoutmap.layout.mesh import batches, trace_context
-from tf_layoutmap.layout.step import array_data, step_functions
+from tf_layoutmap.layout.step import autotuning, step_functions
 from tf_layoutmap.layout.step.mesh_step import MeshStep
 
 # Of this thread: `is_on_mesh`, whether the model is whose `fit`, `evaluate` or
@@ -102,7 +102,7 @@ def data_of_epoch(original: Callable[..., Any], epochs: Any) -> Any:
     data = original(epochs)
     if getattr(_thread, "is_on_mesh", False) and isinstance(
             epochs.data_adapter, _keras_private.ArrayDataAdapter):
-        return array_data.without_autotuning(data)
+        return autotuning.without_autotuning(data)
     return data
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import tf_keras
 
 from tf_layoutmap import _tf_keras_private
-from tf_layoutmap.layout.step import array_data, step_functions
+from tf_layoutmap.layout.step import autotuning, step_functions
 from tf_layoutmap.layout.step.mesh_step import MeshStep
 from tf_layoutmap.layout.tf_keras import calls, optimizers
 from tf_layoutmap.layout.tf_keras.context import context_of, mesh_of_step
@@ -58,7 +58,7 @@ def make_data(original: Callable[..., Any], handler: Any, *args: Any,
     original(handler, *args, **kwargs)
     if context_of(handler._model) is not None and isinstance(
             handler._adapter, _tf_keras_private.TensorLikeDataAdapter):
-        handler._dataset = array_data.without_autotuning(handler._dataset)
+        handler._dataset = autotuning.without_autotuning(handler._dataset)
 
 
 make_train_function, make_test_function = (
