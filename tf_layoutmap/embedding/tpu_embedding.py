@@ -18,6 +18,7 @@ from tf_layoutmap.embedding.api.state import EmbeddingState
 from tf_layoutmap.embedding.api.steps import StepMethods
 from tf_layoutmap.embedding.api.table_access import TableAccess
 from tf_layoutmap.embedding.divided import backend as divided_backend
+from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
 from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables
@@ -210,6 +211,14 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                     optimizer),
                 strategy_replicas, pipeline_execution_with_tensor_core)
         else:
+            if strategy_replicas.has_processes:
+                agreed_settings.check(
+                    strategy_replicas.strategy, agreed_settings.describe(
+                        spec, {"over_processes": over_processes,
+                               "order": order, "out_of_range": out_of_range,
+                               "pipeline_execution_with_tensor_core":
+                                   pipeline_execution_with_tensor_core,
+                               "rounding_seed": rounding_seed}))
             kind = (functools.partial(
                         servers_backend.ServersBackend, wire_dtype=wire_dtype)
                     if engine == "servers" else functools.partial(

@@ -1,0 +1,79 @@
+"""One process of two that makes embeddings, of which some differ.
+
+    python other_settings.py OUTPUT
+
+test_agreed_settings.py starts it. Writes what came of each to OUTPUT, as JSON.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests import processes
+
+tpu = tf.tpu.experimental.embedding
+
+
+def make(optimizer=None, *, rows=5, combiner="sum", length=0, names=("words",),
+         vocabulary=None, **arguments):
+    tables = [tpu.TableConfig(rows, 2, tf.ones_initializer(), name=name,
+                              combiner=combiner) for name in names]
+    tlm.TPUEmbedding(
+        {table.name: tpu.FeatureConfig(table, max_sequence_length=length)
+         for table in tables}, optimizer or tpu.SGD(0.5),
+        vocabularies={"words": vocabulary} if vocabulary else None,
+        **arguments)
+
+
+def cases(worker):
+    """What each process makes: `(name, function)`."""
+    return {
+        "rate": lambda: make(tpu.SGD(0.5 + worker)),
+        "clip": lambda: make(tpu.SGD(0.5, clipvalue=1.0 + worker)),
+        "decay": lambda: make(tpu.SGD(0.5, weight_decay_factor=0.1 * worker)),
+        "accumulator": lambda: make(
+            tpu.Adagrad(0.5, initial_accumulator_value=0.1 + worker)),
+        "rule": lambda: make(tpu.Adagrad(0.5) if worker else tpu.SGD(0.5)),
+        "combiner": lambda: make(combiner="mean" if worker else "sum"),
+        "rows": lambda: make(rows=5 + worker),
+        "tables": lambda: make(names=["words", "tags"][:1 + worker]),
+        "length": lambda: make(length=2 + worker),
+        "out_of_range": lambda: make(
+            out_of_range="drop" if worker else "error"),
+        "order": lambda: make(
+            over_processes="divided", order="folded" if worker else "exact"),
+        "over_processes": lambda: make(
+            over_processes="divided" if worker else "copied"),
+        "seed": lambda: make(rounding_seed=worker),
+        "vocabulary": lambda: make(
+            rows=100, vocabulary=tlm.OpenVocabulary(100, ttl_steps=1 + worker)),
+        "open": lambda: make(
+            rows=100, vocabulary=tlm.OpenVocabulary(100) if worker else None),
+        "functions of each process": lambda: make(
+            tpu.SGD(lambda: 0.5), rows=100, vocabulary=tlm.OpenVocabulary(
+                100, on_evict=print if worker else None)),
+    }
+
+
+def main(output):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    found = {}
+    for name, function in cases(worker).items():
+        try:
+            with strategy.scope():
+                function()
+            found[name] = "made"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    path = pathlib.Path(output)
+    path.write_text(json.dumps(found))
+    processes.stay_until_written(path.parent, "[01].txt")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""Processes that do not make the same embedding are told so."""
+
+import json
+import pathlib
+
+import pytest
+
+from tests import processes
+from tests.embedding.host import other_settings
+
+# Starting takes most of it.
+DEADLINE_SECONDS = 180
+
+EXPECTED = {
+    "rate": "`learning_rate` of the optimizer of table 'words': 0.5 in "
+            "process 0, 1.5 in process 1.",
+    "clip": "`constants` of the optimizer of table 'words': [",
+    "decay": "`constants` of the optimizer of table 'words': [",
+    "accumulator": "`slots` of the optimizer of table 'words': [",
+    "rule": "`name` of the optimizer of table 'words': 'sgd' in process 0, "
+            "'adagrad' in process 1.",
+    "combiner": "`combiner` of table 'words': 'sum' in process 0, 'mean' in "
+                "process 1.",
+    "rows": "`num_rows` of table 'words': 5 in process 0, 6 in process 1.",
+    "tables": "tables: ['words'] in process 0, ['tags', 'words'] in process "
+              "1.",
+    "length": "`max_sequence_length` of feature 'words': 2 in process 0, 3 in "
+              "process 1.",
+    "out_of_range": "argument `out_of_range`: 'error' in process 0, 'drop' in "
+                    "process 1.",
+    "order": "argument `order`: 'exact' in process 0, 'folded' in process 1.",
+    "over_processes": "argument `over_processes`: 'copied' in process 0, "
+                      "'divided' in process 1.",
+    "seed": "argument `rounding_seed`: 0 in process 0, 1 in process 1.",
+    "vocabulary": "`ttl_steps` of the settings of the vocabulary of table "
+                  "'words': 1 in process 0, 2 in process 1.",
+    "open": "of table 'words'",
+}
+
+
+@pytest.mark.slow
+def test_all_processes_are_told_what_differs(tmp_path):
+    """One pair of processes for all cases: starting takes seconds."""
+    outputs = [tmp_path / f"{index}.txt" for index in range(2)]
+    workers = processes.start_workers(
+        pathlib.Path(other_settings.__file__),
+        [[str(output)] for output in outputs], tmp_path)
+    try:
+        for one in workers:
+            one.check(DEADLINE_SECONDS)
+    finally:
+        for one in workers:
+            one.kill()
+    for output in outputs:
+        found = json.loads(output.read_text())
+        assert found.pop("functions of each process") == "made"
+        assert found.keys() == EXPECTED.keys()
+        for name, words in EXPECTED.items():
+            assert found[name].startswith("ValueError: A TPUEmbedding must be"
+                                          " the same in all processes"), name
+            assert words in found[name], name

@@ -1,0 +1,122 @@
+"""Refuses an embedding that is not the same in all processes of a strategy.
+
+Each process runs its own copy of the program. Where one says something else,
+copies of a table would drift apart, or the last process would be right, and
+none would tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.embedding.host import multi_process_gather
+from tf_layoutmap.embedding.spec import config
+
+# Of a table: what may be another in each process. Rows of the first one count
+# where each has a copy; only one process tells which keys go.
+_OWN = ("initializer", "on_evict", "first_values")
+
+
+def describe(spec: config.EmbeddingSpec,
+             arguments: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns what must be the same, in order: what it is, and its value.
+
+    Args:
+      spec: Tables and features.
+      arguments: Other arguments of `TPUEmbedding`, by name.
+    """
+    found = [(f"argument `{name}`", _text(value))
+             for name, value in arguments.items()]
+    found.append(("tables", _text([one.name for one in spec.tables])))
+    found.append(("features", _text([one.name for one in spec.features])))
+    for table in spec.tables:
+        found += _fields(f"of table {table.name!r}", table)
+    for feature in spec.features:
+        where = f"of feature {feature.name!r}"
+        found += [(f"`table` {where}", spec.table_of(feature).name),
+                  (f"`max_sequence_length` {where}",
+                   _text(feature.max_sequence_length))]
+    return found
+
+
+def check(strategy: tf.distribute.Strategy,
+          settings: Sequence[tuple[str, str]]) -> None:
+    """Compares the settings of all processes, which all call it.
+
+    Args:
+      strategy: A `MultiWorkerMirroredStrategy`, outside of its replicas.
+      settings: What `describe` returned.
+
+    Raises:
+      ValueError: In all processes, if one has others.
+    """
+    texts = _gather(strategy, json.dumps(settings))
+    first, *others = [dict(json.loads(one)) for one in texts]
+    for number, other in enumerate(others, start=1):
+        for what in (*first, *other):
+            if first.get(what) != other.get(what):
+                raise ValueError(
+                    "A TPUEmbedding must be the same in all processes of a "
+                    f"MultiWorkerMirroredStrategy. Received: {what}: "
+                    f"{first.get(what, 'none')} in process 0, "
+                    f"{other.get(what, 'none')} in process {number}.")
+
+
+def _fields(where: str, value: Any) -> list[tuple[str, str]]:
+    found = []
+    for one in dataclasses.fields(value):
+        field = getattr(value, one.name)
+        if one.name in _OWN:
+            continue
+        if dataclasses.is_dataclass(field):
+            found += _fields(f"of the {one.name} {where}", field)
+        else:
+            found.append((f"`{one.name}` {where}", _text(field)))
+    return found
+
+
+def _text(value: Any) -> str:
+    """Returns a text that is the same in another process."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_text(one) for one in value)}]"
+    if callable(value):
+        return "a function"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+    """Returns the texts of all processes, in their order."""
+    values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    sizes = _all(strategy, np.array([len(values)], np.int32))[:, 0]
+    padded = np.pad(values, [0, max(sizes) - len(values)])
+    return [bytes(row[:size].astype(np.uint8)).decode()
+            for row, size in zip(_all(strategy, padded), sizes)]
+
+
+def _all(strategy: tf.distribute.Strategy, values: np.ndarray) -> np.ndarray:
+    """Returns the vectors of all processes, of one size, as rows."""
+    num_local = len(strategy.extended.worker_devices)
+    num_processes = strategy.num_replicas_in_sync // num_local
+
+    @tf.function
+    def told() -> Any:
+        def of_replica():
+            context = tf.distribute.get_replica_context()
+            replica = tf.convert_to_tensor(context.replica_id_in_sync_group)
+            # The first replica of a process speaks for it.
+            is_own = tf.range(num_processes) * num_local == replica
+            return context.all_reduce(
+                tf.distribute.ReduceOp.SUM,
+                tf.where(is_own[:, tf.newaxis], values, 0),
+                options=multi_process_gather.options())
+        return strategy.experimental_local_results(
+            strategy.run(of_replica))[0]
+
+    return told().numpy()
