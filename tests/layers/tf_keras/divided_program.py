@@ -3,7 +3,7 @@
     python divided_program.py FOLDER HOW
 
 test_divided.py starts two. HOW is a value of `over_processes`. Writes a
-checkpoint, of process 0, and what `fit` and `evaluate` gave.
+checkpoint, of process 0, what `fit` and `evaluate` gave, and what is refused.
 """
 
 import json
@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+import tf_layoutmap as tlm
 from tests.layers.tf_keras import test_tpu_embedding as plan
 
 GLOBAL_BATCH = 8
@@ -43,6 +44,30 @@ def fit(strategy, **options):
     return model, [*losses, model.evaluate(data(), verbose=0)]
 
 
+def refusals(model, folder):
+    """What came of each use that needs all rows of a table."""
+    embedding = plan.embedding_of(model)
+    uses = {
+        "h5": lambda: model.save_weights(str(folder / "model.h5")),
+        "weights.h5": lambda: model.save_weights(
+            str(folder / "model.weights.h5")),
+        "set_weights": lambda: model.set_weights(model.get_weights()),
+        "export": lambda: tlm.export(embedding, str(folder / "exported")),
+        "export of the model": lambda: tlm.export(
+            model, str(folder / "exported")),
+        "saved_model": lambda: tf.saved_model.save(
+            embedding, str(folder / "saved")),
+    }
+    found = {}
+    for name, use in uses.items():
+        try:
+            use()
+            found[name] = "done"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
 def main(folder, how):
     folder = pathlib.Path(folder)
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -51,6 +76,11 @@ def main(folder, how):
     tf.train.Checkpoint(model=model).write(
         str(folder / (f"temporary/{worker}" if worker else "model")))
     (folder / f"losses_{worker}.json").write_text(json.dumps(losses))
+    if how == "divided":
+        own = folder / f"own_{worker}"
+        own.mkdir()
+        (folder / f"refused_{worker}.json").write_text(
+            json.dumps(refusals(model, own)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,16 @@ from tests.layers.tf_keras import divided_program
 
 DEADLINE_SECONDS = 180
 
+# What needs all rows of a table, and what is said where no process has them.
+REFUSED = {
+    "h5": "A table divided among processes is not supported in the .h5 files",
+    "weights.h5": "is divided among processes, and none has all of its rows",
+    "set_weights": "are no weights of Keras",
+    "export": "must have all rows of its tables. Received: 'embedding'",
+    "export of the model": "must have all rows of its tables. Received: ",
+    "saved_model": "is divided among processes, and none has all of its rows",
+}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["divided", "copied"])
@@ -29,6 +39,8 @@ def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
     finally:
         for one in workers:
             one.kill()
+    if how == "divided":
+        check_refused(tmp_path)
     model, losses = divided_program.fit(strategies.mirrored(2))
     for worker in range(2):
         np.testing.assert_allclose(json.loads(
@@ -42,3 +54,12 @@ def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
         str(tmp_path / "model")).expect_partial()
     for one, rows in zip(embedding.embedding_tables.values(), expected):
         np.testing.assert_array_equal(one.numpy(), rows)
+
+
+def check_refused(folder):
+    """Nothing is left out of a file without a word."""
+    for worker in range(2):
+        found = json.loads((folder / f"refused_{worker}.json").read_text())
+        assert found.keys() == REFUSED.keys()
+        for name, words in REFUSED.items():
+            assert words in found[name], f"{name}: {found[name]}"

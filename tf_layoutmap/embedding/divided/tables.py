@@ -70,8 +70,8 @@ class DividedTable(_tf_private.Trackable):
         raise NotImplementedError(
             f"Table {self.name!r} is divided among processes, and none has "
             "all of its rows. Save a checkpoint and restore it into a "
-            "TPUEmbedding of one process, or with over_processes=\"copied\"; "
-            "`block` is what this process has.")
+            "TPUEmbedding of one process, or with over_processes=\"copied\", "
+            "which exports too; `block` is what this process has.")
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
         """Refuses; see `numpy`."""
@@ -138,9 +138,15 @@ class _Rows(_tf_private.SaveableObject):
             self._table.block.device)
 
     def _value(self) -> tf.Tensor | None:
+        self._refuse_saved_model()
         if saving.note(self._table, self._key):
             return None
         return saving.whole(self._table)
+
+    def _refuse_saved_model(self):
+        # One that is saved traces how its variables are saved and restored.
+        if not tf.executing_eagerly():
+            self._table.numpy()
 
     def read_own(self):
         """Lets the restore read the rows of this process only."""
@@ -150,6 +156,7 @@ class _Rows(_tf_private.SaveableObject):
 
     def restore(self, restored_tensors, restored_shapes):
         del restored_shapes
+        self._refuse_saved_model()
         if not self.specs:
             return None
         return self._table.block.assign(restored_tensors[0])

@@ -37,8 +37,9 @@ class SelfTrained:
         """Returns what to say where a step brings no gradient."""
         raise NotImplementedError
 
-    def missing_table(self) -> str | None:
-        """The layer whose table a list of weights does not have, if any."""
+    def missing_tables(self) -> str | None:
+        """Which tables of its layer a list of weights does not have, if any.
+        """
         return None
 
 
@@ -93,14 +94,17 @@ def legacy_create(original: Callable[..., Any], optimizer: Any,
 
 
 def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
-    """Refuses .h5 files of old for tables with keys, which are no weights."""
+    """Refuses .h5 files of old for tables that are no weights."""
     weights = original(layer)
     for one in weights:
-        if isinstance(one, SelfTrained) and one.missing_table() is not None:
+        missing = (one.missing_tables() if isinstance(one, SelfTrained)
+                   else None)
+        if missing is not None:
             raise NotImplementedError(
-                "A table with an open vocabulary is not supported in the .h5 "
-                "files of old; save to .weights.h5 or .keras, or with "
-                f"save_format='tf'. Received: layer {one.missing_table()!r}.")
+                f"A table {missing} is not supported in the .h5 files of old; "
+                "save to a checkpoint, by save_format='tf', or to .weights.h5 "
+                "or .keras if it is not divided among processes. Received: "
+                f"layer {layer.name!r}.")
     return weights
 
 

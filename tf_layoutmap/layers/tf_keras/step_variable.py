@@ -9,7 +9,7 @@ from tf_layoutmap.embedding.variables.table_variable import (
     strategy_in_scope,
 )
 from tf_layoutmap.layers.steps import key_table, missing_gradients
-from tf_layoutmap.layers.steps.step_taker import StepTaker
+from tf_layoutmap.layers.steps.tpu_embedding_steps import EmbeddingSteps
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
 
@@ -20,10 +20,10 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
     """
 
     # Of the layer; set by `create`, and no part of the variable.
-    steps: StepTaker
+    steps: key_table.KeyTable | EmbeddingSteps
 
     @classmethod
-    def create(cls, steps: StepTaker) -> "StepVariable":
+    def create(cls, steps: key_table.KeyTable | EmbeddingSteps) -> "StepVariable":
         """Makes the weight, in the strategy of the caller."""
         with tf.device(steps.variable_device):
             found = cls(
@@ -38,7 +38,7 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
         Raises:
           RuntimeError: It has none.
         """
-        if self.missing_table() is not None:
+        if self.missing_tables() is not None:
             raise RuntimeError(missing_gradients.tables_are_no_weights(
                 self.steps.layer_name))
         return super().assign(value, *args, **kwargs)
@@ -48,10 +48,12 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
         return missing_gradients.message(
             self.steps.layer_name, self.steps.table_names)
 
-    def missing_table(self) -> str | None:
-        """The layer, if its table is no weight that tf_keras knows."""
-        return (self.steps.layer_name
-                if isinstance(self.steps, key_table.KeyTable) else None)
+    def missing_tables(self) -> str | None:
+        """Which tables of the layer are no weights that tf_keras knows."""
+        if isinstance(self.steps, key_table.KeyTable):
+            return "with an open vocabulary"
+        return ("divided among processes"
+                if self.steps.access.is_divided else None)
 
     def train(self, gradient: tf.Tensor) -> None:
         """Lets the tables take their step; the optimizer calls this."""
