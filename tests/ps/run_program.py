@@ -96,6 +96,21 @@ def a_dataset_that_ends(strategy):
     run(strategy, one, "ends", dataset_fn=lambda: endless().take(2)).steps(9)
 
 
+def a_dataset_of_a_worker(strategy):
+    """A dataset function may ask which worker it is for."""
+    one = made(strategy)
+    seen = []
+
+    def dataset_fn(context):
+        seen.append(context.num_input_pipelines)
+        # Of the first worker of one: the ids themselves.
+        return endless().map(
+            lambda ids: ids + tf.cast(context.input_pipeline_id, ids.dtype))
+
+    run(strategy, one, "context", dataset_fn=dataset_fn).steps(2)
+    return [seen[0], right(one, 2)]
+
+
 def another_embedding(strategy):
     one = made(strategy)
     run(strategy, one, "other").steps(1)
@@ -118,11 +133,14 @@ CASES = {
     **{case.__name__: case for case in [
         calls_add_up, a_step_that_is_a_tf_function,
         a_function_that_was_traced_before, some_steps_apply_nothing,
-        a_dataset_that_ends, another_embedding, folder_that_is_a_file]},
+        a_dataset_that_ends, a_dataset_of_a_worker, another_embedding,
+        folder_that_is_a_file]},
     "no_objects": refusal(objects={}),
     "no_function": refusal(step=3),
     "no_such_answer": refusal(on_server_loss="wait"),
     "no_time": refusal(save_every="soon"),
+    "no_time_to_connect": lambda strategy: tlm.ps.connect(
+        timeout_seconds="a"),
     "nothing_kept": refusal(max_to_keep=0),
     "fewer_steps": lambda strategy: run(
         strategy, made(strategy), "fewer").steps(-1),

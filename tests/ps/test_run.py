@@ -33,6 +33,10 @@ def test_a_step_may_be_a_tf_function(found):
     assert found["a_step_that_is_a_tf_function"] is True
 
 
+def test_a_dataset_may_be_of_one_worker(found):
+    assert found["a_dataset_of_a_worker"] == [1, True]
+
+
 def test_closures_may_apply_nothing(found):
     assert found["some_steps_apply_nothing"] is True
 
@@ -46,6 +50,7 @@ def test_closures_may_apply_nothing(found):
     ("no_function", "`step_fn` must be callable"),
     ("no_such_answer", "`on_server_loss` must be one of"),
     ("no_time", "`save_every` must be like"),
+    ("no_time_to_connect", "`timeout_seconds` must be like"),
     ("nothing_kept", "`max_to_keep` must be at least 1"),
     ("fewer_steps", "`count` must be at least 0")])
 def test_what_cannot_be_is_refused(found, case, words):

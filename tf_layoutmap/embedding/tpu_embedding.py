@@ -189,7 +189,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         engine = engine_choice.choose(engine, strategy_replicas.strategy)
         if wire_dtype != "float32" and engine != "servers":
             raise ValueError(
-                'Argument `wire_dtype` must be "float32" but under '
+                'Argument `wire_dtype` must be "float32" unless under '
                 "ParameterServerStrategy: without servers no rows travel. "
                 f"Received: {wire_dtype!r}.")
         named_features = structure.flatten_with_paths(feature_config)

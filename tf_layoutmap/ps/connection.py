@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _requirements, _strategies, _version
-from tf_layoutmap.ps import datasets, processes
+from tf_layoutmap.ps import datasets, durations, processes
 from tf_layoutmap.ps.processes import Process
 
 # For the answers, once all ports are open.
@@ -24,7 +24,7 @@ _processes: weakref.WeakKeyDictionary[Any, list[Process]] = (
 
 
 def connect(
-    *, partitioner: Any = None, timeout_seconds: float = 120.0,
+    *, partitioner: Any = None, timeout_seconds: str | float = 120.0,
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins the cluster of TF_CONFIG as its coordinator.
 
@@ -40,23 +40,26 @@ def connect(
     Args:
       partitioner: How the strategy divides variables; see
         `tf.distribute.ParameterServerStrategy`.
-      timeout_seconds: How long to wait for servers and workers.
+      timeout_seconds: How long to wait for servers and workers, in seconds or
+        as `"2min"`.
 
     Returns:
       The strategy.
 
     Raises:
-      ValueError: If TF_CONFIG has no cluster with servers and workers.
+      ValueError: If TF_CONFIG has no cluster with servers and workers, or
+        `timeout_seconds` is no length of time.
       RuntimeError: If a server or worker is missing, was not started by
         `python -m tf_layoutmap.server`, or has other versions; it says which,
         and what to do.
     """
+    seconds = durations.read_seconds(timeout_seconds, "timeout_seconds")
     jobs = read_cluster(os.environ.get("TF_CONFIG"))
     all_processes = processes.processes_of(jobs)
-    missing = processes.wait_until_all_listen(all_processes, timeout_seconds)
+    missing = processes.wait_until_all_listen(all_processes, seconds)
     if missing:
         raise RuntimeError(
-            f"After {timeout_seconds:g} s, no connection to "
+            f"After {seconds:g} s, no connection to "
             f"{', '.join(one.name for one in missing)}. Start each with "
             "`python -m tf_layoutmap.server`, with the same cluster in "
             "TF_CONFIG.")

@@ -71,16 +71,29 @@ class Datasets:
 
     def _function(self, num_workers: int) -> Callable[[], Any]:
         """Returns what a coordinator runs on each worker."""
-        if not _takes_argument(self._dataset_fn):
-            return lambda: _checked(self._dataset_fn())
+        made = function_of_worker(self._dataset_fn, num_workers)
+        return lambda: _checked(made())
 
-        def with_context() -> Any:
-            index = (tf.distribute.coordinator
-                     .experimental_get_current_worker_index())
-            return _checked(self._dataset_fn(tf.distribute.InputContext(
-                num_workers, tf.cast(index, tf.int64))))
 
-        return with_context
+def function_of_worker(
+    dataset_fn: Callable[..., Any], num_workers: int,
+) -> Callable[[], Any]:
+    """Returns what a coordinator runs on each worker: it makes its dataset.
+
+    Args:
+      dataset_fn: As of `Datasets`.
+      num_workers: Workers of the cluster.
+    """
+    if not _takes_argument(dataset_fn):
+        return dataset_fn
+
+    def with_context() -> Any:
+        index = (tf.distribute.coordinator
+                 .experimental_get_current_worker_index())
+        return dataset_fn(tf.distribute.InputContext(
+            num_workers, tf.cast(index, tf.int64)))
+
+    return with_context
 
 
 def replace_fit() -> None:

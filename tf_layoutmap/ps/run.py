@@ -16,6 +16,7 @@ from tf_layoutmap.ps import (
     checkpoints,
     closures,
     connection,
+    datasets,
     durations,
     guard,
     restarts,
@@ -65,7 +66,7 @@ class Run:
 
     def __init__(
         self, strategy: Any, step_fn: Callable[..., Any],
-        dataset_fn: Callable[[], Any], checkpoint_dir: str | os.PathLike, *,
+        dataset_fn: Callable[..., Any], checkpoint_dir: str | os.PathLike, *,
         objects: Mapping[str, Any], save_every: str | float = "5min",
         on_server_loss: str = "raise", step_deadline: str | float = "10min",
         max_to_keep: int = 3,
@@ -77,8 +78,8 @@ class Run:
           step_fn: Takes one batch, on a worker; called in its `strategy.run`
             and traced once. It takes one step of each embedding.
           dataset_fn: Makes the dataset of a worker, without end
-            (`Dataset.repeat`); called on each worker. It is not autotuned
-            unless its options say so.
+            (`Dataset.repeat`), as that of `tlm.ps.Datasets` does: it may take
+            a `tf.distribute.InputContext`.
           checkpoint_dir: A folder that this process and all servers see under
             the same name.
           objects: What is saved, by name: the embedding, and all else that
@@ -123,10 +124,11 @@ class Run:
         self._folder = checkpoints.CheckpointFolder(
             checkpoint_dir, max_to_keep)
         self._checkpoint = tf.train.Checkpoint(**objects)
+        num_workers = sum(one.job == "worker" for one in all_processes)
         self._rounds = rounds.Rounds(
-            strategy, closures.step_of_batch(strategy, step_fn), dataset_fn,
-            num_workers=sum(one.job == "worker" for one in all_processes),
-            deadline=self._deadline,
+            strategy, closures.step_of_batch(strategy, step_fn),
+            datasets.function_of_worker(dataset_fn, num_workers),
+            num_workers=num_workers, deadline=self._deadline,
             seconds=min(_ROUND_SECONDS, self._save_seconds))
         self.num_done = self._restore()
         self._target = 0

@@ -167,9 +167,9 @@ def test_an_error_is_told_to_all_processes(start, tmp_path, case, words):
 
 @pytest.mark.parametrize("options, words", [
     ({"over_processes": "divided"},
-     "must be \"copied\" but under MultiWorkerMirroredStrategy"),
+     "must be \"copied\" unless under MultiWorkerMirroredStrategy"),
     ({"over_processes": "both"}, "must be one of"),
-    ({"order": "folded"}, "must be \"exact\" but with over_processes"),
+    ({"order": "folded"}, "must be \"exact\" unless over_processes"),
     ({"order": "any"}, "must be one of")])
 def test_tables_are_divided_among_processes_only(options, words):
     with pytest.raises(ValueError, match=words):

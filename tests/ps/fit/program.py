@@ -74,6 +74,13 @@ def model(strategy=None, twice=False, wire_dtype="float32", **options):
     return made
 
 
+def calling_in_a_function(strategy):
+    """A model whose call is a tf.function of its own."""
+    made = model(strategy)
+    made.call = tf.function(made.call)
+    return made
+
+
 def values(made):
     return [*(one.numpy() for one in
               made.embedding_layer.embedding_tables.values()),
@@ -367,6 +374,12 @@ CASES = {
             strategy, embeddings_constraint=keras.constraints.UnitNorm(1)),
         "with_labels": lambda strategy: model(strategy).fit(
             datasets(), LABELS, verbose=0),
+        "with_weights_of_classes": lambda strategy: model(strategy).fit(
+            datasets(), class_weight={0: 2.0}, verbose=0),
+        "no_steps": lambda strategy: model(strategy).fit(
+            datasets(), steps_per_epoch=0, verbose=0),
+        "call_in_a_function": lambda strategy: calling_in_a_function(
+            strategy).fit(datasets(), verbose=0),
         "without_servers": lambda strategy: model().fit(datasets()),
         "eager": lambda strategy: model(strategy, run_eagerly=True).fit(
             datasets()),

@@ -87,6 +87,10 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
     ("called_twice", "must be called once in a training step"),
     ("constrained", "Argument `embeddings_constraint` must be None"),
     ("with_labels", "Argument `y` of `fit` must be left out"),
+    ("with_weights_of_classes", "weights of samples, (x, y, sample_weight). "
+     "Received: {0: 2.0}"),
+    ("no_steps", "Argument `steps_per_epoch` must be at least 1"),
+    ("call_in_a_function", "remove `@tf.function` from what calls the layer"),
     ("without_servers", "in the scope of a ParameterServerStrategy"),
     ("eager", "run_eagerly=False"),
     ("predicted", "Argument `x` of `predict` must be arrays"),

@@ -59,7 +59,7 @@ class Lookups:
         """Returns the lookup whose gradients are applied now.
 
         Raises:
-          RuntimeError: There are none.
+          RuntimeError: There are none, or they are of another function.
         """
         lookup = getattr(self._of_thread, "lookup", None)
         self._of_thread.lookup = None
@@ -67,4 +67,22 @@ class Lookups:
             raise RuntimeError(
                 "There are no gradients of tables on parameter servers to "
                 "apply; call the layer inside the tape, once per step.")
+        if not all(map(_is_known_here, (lookup.plan, *lookup.gradients))):
+            raise RuntimeError(
+                "A layer with tables on parameter servers must be called in "
+                "the function that applies its gradients: its lookup is a part "
+                "of the step. Received: a call inside of a tf.function of its "
+                "own; remove `@tf.function` from what calls the layer, such as "
+                "`call` of the model, in a training step.")
         return lookup
+
+
+def _is_known_here(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is of the function being traced, or one around it."""
+    if not tf.is_symbolic_tensor(tensor):
+        return True
+    graph = None if tf.executing_eagerly() else (
+        tf.compat.v1.get_default_graph())
+    while graph is not None and graph is not tensor.graph:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None

@@ -65,11 +65,11 @@ def check_over_processes(over_processes: str, order: str,
             f"Received: order={order!r}.")
     if order != "exact" and over_processes != "divided":
         raise ValueError(
-            "Argument `order` must be \"exact\" but with over_processes="
+            "Argument `order` must be \"exact\" unless over_processes="
             f"\"divided\". Received: order={order!r}.")
     if over_processes != "copied" and not has_processes:
         raise ValueError(
-            "Argument `over_processes` must be \"copied\" but under "
+            "Argument `over_processes` must be \"copied\" unless under "
             "MultiWorkerMirroredStrategy, whose processes tables are divided "
             f"among. Received: over_processes={over_processes!r} under "
             f"{type(tf.distribute.get_strategy()).__name__}.")

@@ -23,7 +23,9 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
     steps: key_table.KeyTable | EmbeddingSteps
 
     @classmethod
-    def create(cls, steps: key_table.KeyTable | EmbeddingSteps) -> "StepVariable":
+    def create(
+        cls, steps: key_table.KeyTable | EmbeddingSteps,
+    ) -> "StepVariable":
         """Makes the weight, in the strategy of the caller."""
         with tf.device(steps.variable_device):
             found = cls(

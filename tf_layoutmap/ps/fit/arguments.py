@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _checks
 from tf_layoutmap.ps.datasets import Datasets
 
 # What says how arrays become batches; and what tf_keras has for queues.
@@ -31,7 +32,8 @@ def read(original: Callable[..., Any], verb: str, model: Any,
 
     Raises:
       TypeError: As of a call of the method.
-      ValueError: An argument is given that is for arrays.
+      ValueError: An argument is given that is for arrays, or a number of
+        steps is below 1.
     """
     given = inspect.signature(original).bind(model, *args, **kwargs).arguments
     given = {**given, **given.pop("kwargs", {})}
@@ -47,7 +49,12 @@ def read(original: Callable[..., Any], verb: str, model: Any,
                 name == "validation_split" and value == 0):
             raise ValueError(
                 f"Argument `{name}` of `{verb}` must be left out with "
-                "tlm.ps.Datasets, whose batches are those of `dataset_fn`.")
+                "tlm.ps.Datasets, whose batches `dataset_fn` makes, with "
+                "targets and weights of samples, (x, y, sample_weight). "
+                f"Received: {value!r}.")
+    for name in ("steps_per_epoch", "validation_steps", "steps"):
+        if given.get(name) is not None:
+            _checks.check_int(name, given[name], lowest=1)
     return {"data": data, **given}
 
 
