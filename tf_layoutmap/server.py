@@ -25,6 +25,7 @@ from tf_layoutmap import _ops  # noqa: F401
 import tensorflow as tf  # isort: skip
 
 _LEAST_THREADS = 8
+_NUM_THREADS = "TF_NUM_INTEROP_THREADS"
 
 _CLUSTER = flags.DEFINE_string(
     "cluster", None, "Addresses of all processes as JSON: {job: [host:port]}. "
@@ -77,7 +78,8 @@ def read_task(cluster: str | None, job_name: str | None,
     return jobs, job_name, task_index
 
 
-def num_threads(num_cores: int, num_workers: int) -> int:
+def num_threads(num_cores: int, num_workers: int,
+                asked: str | None = None) -> int:
     """Returns how many threads of a server take calls and run operations.
 
     A function that another process calls holds one of them until it has ended,
@@ -92,7 +94,13 @@ def num_threads(num_cores: int, num_workers: int) -> int:
     Args:
       num_cores: Of this machine.
       num_workers: Of the cluster; a server may wait for each of them.
+      asked: The environment variable by which TensorFlow is told how many.
+
+    Returns:
+      How many; 0 where TensorFlow is told.
     """
+    if asked:
+        return 0
     return max(_LEAST_THREADS, num_cores, num_workers + 1)
 
 
@@ -122,7 +130,8 @@ def main(argv: list[str]) -> None:
         protocol="grpc", start=True,
         config=tf.compat.v1.ConfigProto(
             inter_op_parallelism_threads=num_threads(
-                os.cpu_count() or 1, len(jobs.get("worker", ())))))
+                len(os.sched_getaffinity(0)), len(jobs.get("worker", ())),
+                os.environ.get(_NUM_THREADS))))
     print(f"{job_name}:{task_index} serves {server.target}", flush=True)
     port = jobs[job_name][task_index].rpartition(":")[2]
     print(f"Port {port} is open on all network interfaces, without "

@@ -22,9 +22,8 @@ def error_of(closure: Any) -> Exception | None:
     """Waits for a closure that a coordinator has scheduled.
 
     Its error has no traceback: the closure keeps the error, whose frames would
-    keep all other closures and what they hold on workers. The garbage
-    collector would find them late, and thousands of calls to workers at once
-    have been seen to stand still for seconds.
+    keep all other closures, and what they hold on workers, until the garbage
+    collector finds them.
     """
     try:
         _tf_private.wait_for_closure(closure)

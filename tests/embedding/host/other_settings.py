@@ -10,6 +10,7 @@ import os
 import pathlib
 import sys
 
+import keras
 import tensorflow as tf
 
 import tf_layoutmap as tlm
@@ -19,9 +20,10 @@ tpu = tf.tpu.experimental.embedding
 
 
 def make(optimizer=None, *, rows=5, combiner="sum", length=0, names=("words",),
-         vocabulary=None, **arguments):
-    tables = [tpu.TableConfig(rows, 2, tf.ones_initializer(), name=name,
-                              combiner=combiner) for name in names]
+         vocabulary=None, initializer=None, **arguments):
+    tables = [tpu.TableConfig(
+        rows, 2, initializer or tf.ones_initializer(), name=name,
+        combiner=combiner) for name in names]
     tlm.TPUEmbedding(
         {table.name: tpu.FeatureConfig(table, max_sequence_length=length)
          for table in tables}, optimizer or tpu.SGD(0.5),
@@ -53,6 +55,14 @@ def cases(worker):
             rows=100, vocabulary=tlm.OpenVocabulary(100, ttl_steps=1 + worker)),
         "open": lambda: make(
             rows=100, vocabulary=tlm.OpenVocabulary(100) if worker else None),
+        "initializer": lambda: make(
+            over_processes="divided",
+            initializer=tf.constant_initializer(worker)),
+        "first rows of the first process": lambda: make(
+            initializer=tf.constant_initializer(worker)),
+        "a seed of each process": lambda: make(
+            over_processes="divided",
+            initializer=keras.initializers.RandomNormal()),
         "functions of each process": lambda: make(
             tpu.SGD(lambda: 0.5), rows=100, vocabulary=tlm.OpenVocabulary(
                 100, on_evict=print if worker else None)),

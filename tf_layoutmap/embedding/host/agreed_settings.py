@@ -19,8 +19,8 @@ import tensorflow as tf
 from tf_layoutmap.embedding.host import multi_process_gather
 from tf_layoutmap.embedding.spec import config
 
-# Of a table: what may be another in each process. Rows of the first one count
-# where each has a copy; only one process tells which keys go.
+# Of a table: what may be another in each process. One of them tells which keys
+# go. Where each has a copy, the first rows are those of the first process.
 _OWN = ("initializer", "on_evict", "first_values")
 
 
@@ -30,7 +30,8 @@ def describe(spec: config.EmbeddingSpec,
 
     Args:
       spec: Tables and features.
-      arguments: Other arguments of `TPUEmbedding`, by name.
+      arguments: Other arguments of `TPUEmbedding`, by name; `over_processes`
+        among them.
     """
     found = [(f"argument `{name}`", _text(value))
              for name, value in arguments.items()]
@@ -38,6 +39,10 @@ def describe(spec: config.EmbeddingSpec,
     found.append(("features", _text([one.name for one in spec.features])))
     for table in spec.tables:
         found += _fields(f"of table {table.name!r}", table)
+        if arguments["over_processes"] == "divided":
+            # Each process draws its own part.
+            found.append((f"`initializer` of table {table.name!r}",
+                          _initializer(table.initializer)))
     for feature in spec.features:
         where = f"of feature {feature.name!r}"
         found += [(f"`table` {where}", spec.table_of(feature).name),
@@ -80,6 +85,13 @@ def _fields(where: str, value: Any) -> list[tuple[str, str]]:
         else:
             found.append((f"`{one.name}` {where}", _text(field)))
     return found
+
+
+def _initializer(value: Any) -> str:
+    """Returns kind and settings; Keras draws the seed that is left out."""
+    settings = getattr(value, "get_config", dict)()
+    settings.pop("seed", None)
+    return f"{type(value).__name__} {_text(sorted(settings.items()))}"
 
 
 def _text(value: Any) -> str:
