@@ -9,11 +9,13 @@ import json
 import os
 import pathlib
 import sys
+import unittest.mock
 
 import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW, embedding, rows
+from tf_layoutmap.ps import closures
 
 # What it is given; a test run that collects this file gives none.
 FOLDER = pathlib.Path(sys.argv[-1])
@@ -91,6 +93,24 @@ def some_steps_apply_nothing(strategy):
     return right(one, 24)
 
 
+def a_step_that_forgets_its_gradients(strategy):
+    """It is told so, once; one that only looks up is not."""
+    one = made(strategy)
+    warnings = []
+
+    def look_up(training):
+        def step(ids):
+            one.enqueue({"a": ids, "b": ids}, training=training)
+            return tf.reduce_sum(one.dequeue()["a"])
+        return step
+
+    with unittest.mock.patch.object(
+            closures.logging, "warning", warnings.append):
+        run(strategy, one, "reads", look_up(False)).steps(2)
+        run(strategy, one, "forgets", look_up(True)).steps(2)
+    return [warnings, right(one, 0)]
+
+
 def a_dataset_that_ends(strategy):
     one = made(strategy)
     run(strategy, one, "ends", dataset_fn=lambda: endless().take(2)).steps(9)
@@ -133,8 +153,8 @@ CASES = {
     **{case.__name__: case for case in [
         calls_add_up, a_step_that_is_a_tf_function,
         a_function_that_was_traced_before, some_steps_apply_nothing,
-        a_dataset_that_ends, a_dataset_of_a_worker, another_embedding,
-        folder_that_is_a_file]},
+        a_step_that_forgets_its_gradients, a_dataset_that_ends,
+        a_dataset_of_a_worker, another_embedding, folder_that_is_a_file]},
     "no_objects": refusal(objects={}),
     "no_function": refusal(step=3),
     "no_such_answer": refusal(on_server_loss="wait"),

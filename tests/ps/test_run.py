@@ -33,6 +33,13 @@ def test_a_step_may_be_a_tf_function(found):
     assert found["a_step_that_is_a_tf_function"] is True
 
 
+def test_a_step_that_forgets_its_gradients_is_told_so(found):
+    warnings, is_right = found["a_step_that_forgets_its_gradients"]
+    assert len(warnings) == 1
+    assert "applies no gradients" in warnings[0]
+    assert is_right
+
+
 def test_a_dataset_may_be_of_one_worker(found):
     assert found["a_dataset_of_a_worker"] == [1, True]
 

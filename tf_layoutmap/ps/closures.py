@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tf_layoutmap.embedding.servers import closures
 
@@ -44,6 +45,8 @@ def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
 def _check_tokens(state: closures.Closure):
     """Refuses a step whose updates would not be told from their repetition.
 
+    Warns of one that has none.
+
     Raises:
       ValueError: If gradients are applied by a function that was traced
         before, outside of this closure.
@@ -59,3 +62,8 @@ def _check_tokens(state: closures.Closure):
             "functions that were not traced before; call it, and what it "
             "calls, without tf.function. Received: a step that calls a "
             "function with a trace from elsewhere.")
+    if state.num_enqueued:
+        logging.warning(
+            "The step enqueues for training and applies no gradients: closures "
+            "will count, and the tables of the TPUEmbedding stay as they are. "
+            "Call `apply_gradients`, or `enqueue(..., training=False)`.")

@@ -123,6 +123,8 @@ class ServersBackend:
                 "ParameterServerStrategy, where a step is part of the "
                 f"function that enqueues it. Received: {training!r}.")
         self._modes.enqueued(name, training)
+        if training:
+            closures.note_enqueued()
         (_, inputs), = batch.steps
         # A traced step that nothing applies is forward-only.
         plan, requests = self._started.begin(

@@ -22,10 +22,12 @@ class Closure:
       token: int64 `[3]`: epoch, number, and an attempt that no other run of
         the closure has.
       num_applied: Calls of `apply_gradients` so far.
+      num_enqueued: Calls of `enqueue` for training so far.
     """
 
     token: tf.Tensor
     num_applied: int = 0
+    num_enqueued: int = 0
 
 
 # Of the graph of the function that is the closure. Threads of replicas and
@@ -55,6 +57,13 @@ def token_to_apply() -> tf.Tensor:
         return tf.constant(_NONE, tf.int64)
     closure.num_applied += 1
     return closure.token
+
+
+def note_enqueued() -> None:
+    """Counts a batch that the closure around enqueues for training."""
+    closure = _closure_around()
+    if closure is not None:
+        closure.num_enqueued += 1
 
 
 def token_to_fetch() -> tf.Tensor:
