@@ -31,10 +31,10 @@ def test_a_layer_has_each_option_of_the_embedding_with_its_default():
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"wire_dtype": "bfloat16"}, "`wire_dtype` must be \"float32\" but under"),
+    ({"wire_dtype": "bfloat16"}, "`wire_dtype` must be \"float32\" unless"),
     ({"wire_dtype": "int8"}, "`wire_dtype` must be one of"),
-    ({"over_processes": "divided"}, "`over_processes` must be \"copied\" but"),
-    ({"order": "folded"}, "`order` must be \"exact\" but with")])
+    ({"over_processes": "divided"}, "must be \"copied\" unless under Multi"),
+    ({"order": "folded"}, "`order` must be \"exact\" unless")])
 @pytest.mark.parametrize("layers", [tlm.layers, tlm.layers.tf_keras])
 def test_what_goes_to_the_embedding_is_checked_there(layers, options, words):
     table = tpu.TableConfig(4, 2, tf.ones, name="words")
