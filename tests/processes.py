@@ -35,6 +35,25 @@ def start_workers(program: pathlib.Path, arguments: list[list[str]],
     return workers
 
 
+def run_workers(program: pathlib.Path, arguments: list[list[str]],
+                folder: pathlib.Path, seconds: float) -> None:
+    """Runs workers to their end, which must be one without an error.
+
+    Args:
+      program: As of `start_workers`, like the two that follow.
+      arguments: Of each worker.
+      folder: For what they print.
+      seconds: Deadline of each.
+    """
+    workers = start_workers(program, arguments, folder)
+    try:
+        for one in workers:
+            one.check(seconds)
+    finally:
+        for one in workers:
+            one.kill()
+
+
 @dataclasses.dataclass
 class Worker:
     """A process of a test, and the file with what it prints."""

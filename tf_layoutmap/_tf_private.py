@@ -410,6 +410,18 @@ for _name in ("captures", "outer_graph"):
     _private("framework.func_graph", f"FuncGraph.{_name}")
 
 
+def graphs_around() -> Iterator[Any]:
+    """Yields the graphs of the functions being traced, from the inside out.
+
+    None where operations run eagerly.
+    """
+    graph = None if tf.executing_eagerly() else (
+        tf.compat.v1.get_default_graph())
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
 def captured_by_trace(tensor: Any) -> Any:
     """Returns the tensor that functions being traced have captured as this."""
     graph = tf.compat.v1.get_default_graph()

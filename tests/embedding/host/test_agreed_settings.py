@@ -47,15 +47,9 @@ OWN = ["first rows of the first process", "a seed of each process",
 def test_all_processes_are_told_what_differs(tmp_path):
     """One pair of processes for all cases: starting takes seconds."""
     outputs = [tmp_path / f"{index}.txt" for index in range(2)]
-    workers = processes.start_workers(
+    processes.run_workers(
         pathlib.Path(other_settings.__file__),
-        [[str(output)] for output in outputs], tmp_path)
-    try:
-        for one in workers:
-            one.check(DEADLINE_SECONDS)
-    finally:
-        for one in workers:
-            one.kill()
+        [[str(output)] for output in outputs], tmp_path, DEADLINE_SECONDS)
     for output in outputs:
         found = json.loads(output.read_text())
         assert [found.pop(name) for name in OWN] == ["made"] * len(OWN)

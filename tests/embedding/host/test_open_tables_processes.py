@@ -17,21 +17,15 @@ DEADLINE_SECONDS = 180
 @pytest.fixture
 def run(tmp_path):
     """Runs both workers to their end; returns where each has written."""
-    workers = []
-
     def run(how):
         outputs = [tmp_path / str(index) for index in range(2)]
-        workers.extend(processes.start_workers(
+        processes.run_workers(
             pathlib.Path(program.__file__),
             [[str(output), str(NUM_STEPS), how] for output in outputs],
-            tmp_path))
-        for one in workers:
-            one.check(DEADLINE_SECONDS)
+            tmp_path, DEADLINE_SECONDS)
         return outputs
 
-    yield run
-    for one in workers:
-        one.kill()
+    return run
 
 
 def train_here(num_replicas, how="in order"):

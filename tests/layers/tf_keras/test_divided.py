@@ -30,15 +30,9 @@ REFUSED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["divided", "copied"])
 def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
-    workers = processes.start_workers(
-        pathlib.Path(divided_program.__file__),
-        [[str(tmp_path), how]] * 2, tmp_path)
-    try:
-        for one in workers:
-            one.check(DEADLINE_SECONDS)
-    finally:
-        for one in workers:
-            one.kill()
+    processes.run_workers(
+        pathlib.Path(divided_program.__file__), [[str(tmp_path), how]] * 2,
+        tmp_path, DEADLINE_SECONDS)
     if how == "divided":
         check_refused(tmp_path)
     model, losses = divided_program.fit(strategies.mirrored(2))

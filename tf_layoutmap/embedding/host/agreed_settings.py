@@ -105,30 +105,19 @@ def _text(value: Any) -> str:
 
 def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns the texts of all processes, in their order."""
+    # Collectives take no bytes.
     values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    sizes = _all(strategy, np.array([len(values)], np.int32))[:, 0]
-    padded = np.pad(values, [0, max(sizes) - len(values)])
-    return [bytes(row[:size].astype(np.uint8)).decode()
-            for row, size in zip(_all(strategy, padded), sizes)]
-
-
-def _all(strategy: tf.distribute.Strategy, values: np.ndarray) -> np.ndarray:
-    """Returns the vectors of all processes, of one size, as rows."""
-    num_local = len(strategy.extended.worker_devices)
-    num_processes = strategy.num_replicas_in_sync // num_local
 
     @tf.function
     def told() -> Any:
         def of_replica():
-            context = tf.distribute.get_replica_context()
-            replica = tf.convert_to_tensor(context.replica_id_in_sync_group)
-            # The first replica of a process speaks for it.
-            is_own = tf.range(num_processes) * num_local == replica
-            return context.all_reduce(
-                tf.distribute.ReduceOp.SUM,
-                tf.where(is_own[:, tf.newaxis], values, 0),
-                options=multi_process_gather.options())
-        return strategy.experimental_local_results(
-            strategy.run(of_replica))[0]
+            return [multi_process_gather.all_gather(tf.constant(one))
+                    for one in ([len(values)], values)]
+        return [strategy.experimental_local_results(one)[0]
+                for one in strategy.run(of_replica)]
 
-    return told().numpy()
+    sizes, values_of_all = (one.numpy() for one in told())
+    texts = np.split(values_of_all.astype(np.uint8), np.cumsum(sizes)[:-1])
+    # All replicas of a process say the same.
+    num_local = len(strategy.extended.worker_devices)
+    return [one.tobytes().decode() for one in texts[::num_local]]

@@ -21,7 +21,7 @@ def options() -> tf.distribute.experimental.CommunicationOptions:
         timeout_seconds=TIMEOUT_SECONDS)
 
 
-def _all_gather(values: tf.Tensor) -> tf.Tensor:
+def all_gather(values: tf.Tensor) -> tf.Tensor:
     """The vectors, or rows, of all replicas after each other."""
     context = tf.distribute.get_replica_context()
     return context.all_gather(values, axis=0, options=options())
@@ -47,14 +47,14 @@ def gather_inputs(features, training, restores, num_replicas: int):
                   _size(one.splits), _size(one.weights),
                   tf.cast(one.num_samples, tf.int64)]
     sizes = tf.ensure_shape(
-        _all_gather(tf.stack(sizes)[tf.newaxis]),
+        all_gather(tf.stack(sizes)[tf.newaxis]),
         [num_replicas, 2 + _NUM_SIZES * len(features)])
     whole = [tf.reshape(tf.cast(part, tf.int64), [-1])
              for one in features for part in (one.ids, one.splits)]
-    whole = _Reader(_all_gather(tf.concat(whole, 0)))
+    whole = _Reader(all_gather(tf.concat(whole, 0)))
     # Whether there are weights is part of the program, which is one.
     has_weights = any(one.weights.shape[0] != 0 for one in features)
-    weights = _Reader(_all_gather(tf.concat(
+    weights = _Reader(all_gather(tf.concat(
         [one.weights for one in features], 0)) if has_weights
         else tf.zeros([0]))
     found = []
@@ -90,9 +90,9 @@ def gather_inputs(features, training, restores, num_replicas: int):
 
 def gather_gradients(gradients, hyperparameters, num_replicas: int):
     """`(gradients, hyperparameters)` of each replica, on all replicas."""
-    rows = _all_gather(tf.stack(
+    rows = all_gather(tf.stack(
         [tf.shape(one, tf.int64)[0] for one in gradients])[tf.newaxis])
-    values = _Reader(_all_gather(tf.concat(
+    values = _Reader(all_gather(tf.concat(
         [tf.reshape(one, [-1]) for one in [*gradients, *hyperparameters]],
         0)))
     found = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
 from tf_layoutmap.embedding.host.sample_shapes import SampleShapes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import (
@@ -174,9 +175,11 @@ class StepShapes:
 
     def note_dequeued(self, replica: int, activations: list[tf.Tensor]):
         """Remembers the sizes of the step that a replica has dequeued."""
-        self._dequeued[replica] = (_graph(), [
+        sizes = [
             one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
-            for one in activations])
+            for one in activations]
+        self._dequeued[replica] = (
+            next(_tf_private.graphs_around(), None), sizes)
 
     def _dequeued_shape(self, replica: int, index: int) -> list[Any]:
         """Returns the activations' shape, of sizes and scalar tensors.
@@ -197,19 +200,12 @@ class StepShapes:
         return shape
 
 
-def _graph():
-    """The graph being traced; None when executing eagerly."""
-    return None if tf.executing_eagerly() else (
-        tf.compat.v1.get_default_graph())
-
-
 def _is_reachable(graph) -> bool:
     """Whether a tensor of `graph` can be used where we are.
 
     Sizes seen eagerly must not be used in a function: they would be traced
     as constants, and be wrong for the next batch.
     """
-    here = _graph()
-    while here is not None and here is not graph:
-        here = getattr(here, "outer_graph", None)
-    return here is graph and (graph is not None or tf.executing_eagerly())
+    if graph is None:
+        return tf.executing_eagerly()
+    return any(graph is one for one in _tf_private.graphs_around())

@@ -10,6 +10,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
+
 # Of a step without a closure: epoch, number, attempt.
 _NONE = (0, -1, 0)
 
@@ -73,11 +75,8 @@ def token_to_fetch() -> tf.Tensor:
 
 
 def _closure_around() -> Closure | None:
-    graph = None if tf.executing_eagerly() else (
-        tf.compat.v1.get_default_graph())
-    while graph is not None:
+    for graph in _tf_private.graphs_around():
         closure = getattr(graph, _ATTRIBUTE, None)
         if closure is not None:
             return closure
-        graph = getattr(graph, "outer_graph", None)
     return None

@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
+
 
 @dataclasses.dataclass(eq=False)
 class Lookup:
@@ -79,10 +81,5 @@ class Lookups:
 
 def _is_known_here(tensor: tf.Tensor) -> bool:
     """Whether a tensor is of the function being traced, or one around it."""
-    if not tf.is_symbolic_tensor(tensor):
-        return True
-    graph = None if tf.executing_eagerly() else (
-        tf.compat.v1.get_default_graph())
-    while graph is not None and graph is not tensor.graph:
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    return not tf.is_symbolic_tensor(tensor) or any(
+        graph is tensor.graph for graph in _tf_private.graphs_around())

@@ -84,10 +84,6 @@ def batches_undivided() -> contextlib.AbstractContextManager[None]:
 
 def _of_a_dataset() -> bool:
     """Whether a function of `tf.data` is traced: it runs on the host."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
-        if getattr(graph, "name", "").startswith("Dataset_"):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
+    # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
+    return any(getattr(graph, "name", "").startswith("Dataset_")
+               for graph in _tf_private.graphs_around())
