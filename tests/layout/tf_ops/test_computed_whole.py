@@ -3,14 +3,18 @@
 import warnings
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import axes_of, layout_of, mesh_of
+from tf_layoutmap.layout.mesh import trace_context, transfer
 from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
 from tf_layoutmap.layout.step import refused_operations
+from tf_layoutmap.layout.tf_ops import computed_whole
+from tf_layoutmap.layout.tf_ops.computed_whole import Extent
 
 COLUMNS = {"d1.kernel": (None, "model")}
 L = keras.layers
@@ -209,3 +213,48 @@ def test_empty_parts_of_a_concatenation_have_gradients_too(parts):
             (8,), L.Dense(16, name="d1"),
             Uses(lambda p: tf.concat(parts(p), axis=1))),
         pairs.FEATURES, {"d1.kernel": (None, "model")})
+
+
+def gradient_of_replicated(function, x):
+    """The gradient of `function(tanh(x))`, with `tanh` replicated."""
+    mesh = mesh_of(model=2)
+    marks = computed_whole.Marks()
+    marks.refused, marks.extents = True, {"first/Tanh": Extent.ALL}
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with tf.name_scope("first"):
+                y = tf.tanh(x)
+            result = function(y)
+        return tape.gradient(result, x)
+
+    with trace_context.default_mesh(mesh), marks.applied(mesh):
+        result = step(transfer.to_mesh(x, layout_of(mesh, None, "model")))
+        assert "Relayout" in {op.type for op in step.get_concrete_function(
+            tf.TensorSpec(x.shape, x.dtype)).graph.get_operations()}
+    return transfer.to_host(result)
+
+
+def _first_used_without_a_tape(y):
+    return tf.reduce_sum(y * tf.stop_gradient(y) + tf.square(y))
+
+
+def _watched_after_its_first_use(y):
+    square = tf.square(y)
+    with tf.GradientTape() as tape:
+        tape.watch(y)
+        cube = y ** 3
+    return tf.reduce_sum(square + tape.gradient(cube, y))
+
+
+@pytest.mark.parametrize("function, slope", [
+    (_first_used_without_a_tape, lambda y: 3 * y),
+    (_watched_after_its_first_use, lambda y: 2 * y + 6 * y)])
+def test_each_use_of_a_replicated_result_has_a_gradient(function, slope):
+    x = np.linspace(-1, 1, 8).reshape(2, 4)
+    y = np.tanh(x)
+    np.testing.assert_allclose(
+        gradient_of_replicated(function, tf.constant(x)),
+        slope(y) * (1 - y * y), rtol=1e-12)

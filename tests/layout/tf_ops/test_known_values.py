@@ -13,6 +13,8 @@ SHAPES = {
         s0=tf.shape(x), s1=tf.constant([1]))[1],
     "kept": lambda x: tf.dynamic_stitch(
         [tf.range(tf.rank(x)), [0]], [tf.shape(x), [1]]),
+    "permutation of the gradient of a product": lambda x: tf.concat(
+        [[1], tf.raw_ops.ListDiff(x=[0, 1], y=[1])[0]], 0),
     "ones": lambda x: tf.fill(tf.shape(tf.shape(x)), 1),
 }
 

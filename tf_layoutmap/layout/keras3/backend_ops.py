@@ -13,6 +13,7 @@ from tf_layoutmap.layout.mesh import pinning, trace_context
 from tf_layoutmap.layout.mesh.layouts import Mesh, axes_of_layout
 from tf_layoutmap.layout.tf_ops import einsum_axes
 from tf_layoutmap.layout.tf_ops import ops as tf_ops
+from tf_layoutmap.layout.variables import gathered_reads
 
 dtensor = tf.experimental.dtensor
 
@@ -35,7 +36,9 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
     subscripts = einsum_axes.spelled_out(
         subscripts, [len(x.shape) for x in operands])
     divided = None
-    if trace_context.traced_for_mesh() and len(operands) == 2:
+    # In a function whose weights are gathered, nothing is sharded.
+    if trace_context.traced_for_mesh() and len(operands) == 2 and (
+            gathered_reads.now() is None):
         divided = _axes_of_product(subscripts, operands, context)
     if divided is None:
         return original(subscripts, *operands, **options)

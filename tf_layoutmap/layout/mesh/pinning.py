@@ -58,6 +58,36 @@ def divided(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     return pinned(x)
 
 
+def keeping_rows(pin: Callable[[Any, Mesh | None], Any], x: Any,
+                 mesh: Mesh | None) -> Any:
+    """Returns `pin(x, mesh)`, whose gradient stays `tf.IndexedSlices`.
+
+    DTensor's gradient of a relayout converts rows to a dense tensor, in which
+    repeated ids are summed. Keras' optimizers on TensorFlow treat repeated ids
+    one by one, so an optimizer that squares gradients would compute another
+    update.
+
+    Args:
+      pin: `whole` or `whole_samples`.
+      x: A tensor of any rank.
+      mesh: `dtensor.Mesh`, of symbolic tensors.
+    """
+    if not _can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
+        return pin(x, mesh)
+
+    @tf.custom_gradient
+    def pinned(x: Any) -> Any:
+        def gradient(dy: Any) -> Any:
+            return dy if isinstance(dy, tf.IndexedSlices) else (
+                dtensor.relayout_like(dy, x))
+
+        return pin(x, mesh), gradient
+
+    # Names in the surrounding scope stay the same as without this.
+    with tf.name_scope("layoutmap_keeping_rows"):
+        return pinned(x)
+
+
 def like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
     """Returns `x` cut along `batch_dim`, as `fit` cuts what it feeds."""
     return _pinned(x, mesh, lambda size: (

@@ -45,16 +45,21 @@ class RefusedOperations:
             return False
         name = self._name(str(error), operation, graph)
         is_first, self.marks.refused = not self.marks.refused, True
-        if name is None:
+        if name is None and is_first:
             # The next error names it.
-            return is_first
-        extents = self.marks.extents
-        extent = (Extent.SAMPLES if name not in extents else Extent.ALL)
-        if extents.get(name) == extent:
-            return False
+            return True
         names = [op.name for op in graph.get_operations()
                  if op.type == operation]
-        for alike in computed_whole.named_alike(name, names) or [name]:
+        if name is not None:
+            names = computed_whole.named_alike(name, names) or [name]
+        # Otherwise DTensor stopped at an operation that it created itself,
+        # which has the type of the original and no name: all of that type.
+        extents = self.marks.extents
+        extent = (Extent.ALL if any(one in extents for one in names)
+                  else Extent.SAMPLES)
+        if all(extents.get(one) == extent for one in names):
+            return False
+        for alike in names:
             extents[alike] = extent
             self._why[alike] = finding
         return True

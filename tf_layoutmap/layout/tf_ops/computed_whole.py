@@ -25,6 +25,8 @@ from tf_layoutmap.layout.tf_ops.known_values import as_constant, is_shape
 NAME_ATTRIBUTE = "_layoutmap_name"
 # Operations without inputs that a layout could be asked of.
 _NEVER = frozenset(("Placeholder", "NoOp", "Const"))
+# Operations whose gradients are, or can be, `tf.IndexedSlices`.
+_ROW_GRADIENTS = frozenset(("Gather", "GatherV2", "Identity", "IdentityN"))
 
 _trace: ThreadValue[_Trace | None] = ThreadValue(None)
 
@@ -58,25 +60,25 @@ class Marks:
 class _Trace:
     """One trace of a function with marks.
 
-    Pinned results are made when they are first used: gradients of a result
-    are recorded after its operation is made.
+    A result is pinned again for each of its uses. It cannot be pinned when its
+    operation is created, because the gradient of the operation is recorded
+    after that. And a copy that one use creates must not serve another one: it
+    is unknown to each `tf.GradientTape` that did not record while it was
+    created (`tf.stop_gradient` stops all of them, and a tape can start to
+    watch the result later), which would lose the gradient.
     """
 
     def __init__(self, marks: Marks, mesh: Mesh):
         self.marks = marks
         self.mesh = mesh
         # By the identity of a result, which the value keeps alive.
-        self.results: dict[int, list[Any]] = {}
+        self.results: dict[int, tuple[Any, Extent]] = {}
 
-    def result(self, x: Any) -> Any:
+    def result(self, x: Any, keeps_rows: bool) -> Any:
         """Returns an input, pinned if it is the result of a marked one."""
-        entry = self.results.get(id(x))
-        if entry is None:
-            return x
-        _, extent, pinned = entry
-        if pinned is None or pinned.graph is not x.graph:
-            entry[2] = pinned = _pinned(x, extent, self.mesh)
-        return pinned
+        _, extent = self.results.get(id(x), (None, None))
+        return x if extent is None else _pinned(
+            x, extent, self.mesh, keeps_rows)
 
 
 def create(original: Callable[..., Any], graph: Any, op_type: str,
@@ -100,27 +102,29 @@ def create(original: Callable[..., Any], graph: Any, op_type: str,
     name = name[:-1] if name.endswith("/") else graph.unique_name(
         name, mark_as_used=False)
     extent = trace.marks.extents.get(name)
-    inputs = [as_constant(trace.result(x)) for x in inputs]
+    keeps_rows = op_type in _ROW_GRADIENTS
+    inputs = [as_constant(trace.result(x, keeps_rows)) for x in inputs]
     if extent is not None:
-        inputs = [_pinned(x, extent, trace.mesh) for x in inputs]
+        inputs = [_pinned(x, extent, trace.mesh, keeps_rows) for x in inputs]
     given["attrs"] = {
         **(given.get("attrs") or {}), NAME_ATTRIBUTE:
         tf.compat.v1.AttrValue(s=name.encode())}
     made = original(graph, op_type, inputs, **given)
     if extent is not None:
         for x in made.outputs:
-            trace.results[id(x)] = [x, extent, None]
+            trace.results[id(x)] = x, extent
     return made
 
 
-def _pinned(x: Any, extent: Extent, mesh: Mesh) -> Any:
+def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
     # DTensor folds what says positions and shapes, and must still know it.
     if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x):
         return x
     # What is relaid must not be relaid for it again.
     with _trace.set_to(None):
         pin = pinning.whole if extent == Extent.ALL else pinning.whole_samples
-        return pin(x, mesh)
+        return pinning.keeping_rows(pin, x, mesh) if keeps_rows else pin(
+            x, mesh)
 
 
 def named_alike(name: str, names: Sequence[str]) -> list[str]:

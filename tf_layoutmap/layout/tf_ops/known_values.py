@@ -29,8 +29,7 @@ def as_constant(x: Any) -> Any:
     DTensor must know many of them, and cannot compute all that TensorFlow can.
     """
     if (not tf.is_symbolic_tensor(x) or
-            x.op.type in ("Const", "Placeholder") or
-            x.dtype not in (tf.int32, tf.int64) or x.shape.rank not in (0, 1)):
+            x.op.type in ("Const", "Placeholder") or not _is_small_integer(x)):
         return x
     value = evaluated(x)
     if value is None:
@@ -43,10 +42,18 @@ def is_shape(x: Any, depth: int = 8) -> bool:
     """Whether `x` is known while tracing, or computed from shapes alone."""
     if not tf.is_symbolic_tensor(x) or tf.get_static_value(x) is not None:
         return True
+    # A permutation, say: DTensor must find its constant and no relayout.
+    if _is_small_integer(x) and evaluated(x) is not None:
+        return True
     if depth == 0 or x.op.type not in _OF_SHAPES:
         return False
     return x.op.type in ("Shape", "Rank", "Size") or all(
         is_shape(y, depth - 1) for y in x.op.inputs)
+
+
+def _is_small_integer(x: Any) -> bool:
+    """Whether `x` can say sizes, positions or dimensions."""
+    return x.dtype in (tf.int32, tf.int64) and x.shape.rank in (0, 1)
 
 
 def entries(x: Any) -> list[Any] | None:

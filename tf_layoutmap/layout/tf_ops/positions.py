@@ -68,8 +68,8 @@ def gather(original: Callable[..., Any], mesh: Mesh | None, params: Any,
     if not batch_dims:
         if not indices.shape.is_fully_defined():
             # Found by `tf.where`: nobody knows how to divide the result.
-            params, indices = (
-                pinning.whole(x, mesh) for x in (params, indices))
+            params = pinning.keeping_rows(pinning.whole, params, mesh)
+            indices = pinning.whole(indices, mesh)
         return call(params, indices)
     if (tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims or
             batch_dims < 0 or not params.shape.is_fully_defined() or

@@ -1,0 +1,599 @@
+"""Random Keras models under random layouts, compared with a single device.
+
+A program is plain data drawn from a seed, so that it can be printed, run again
+and minimized. It is trained in float64 with and without a mesh from the same
+weights; losses, weights and predictions must agree within `TOLERANCE`.
+
+    python -m tests.layout.random_models --first 0 --seconds 3600
+    python -m tests.layout.random_models --only 17 --minimize
+"""
+
+import argparse
+import copy
+import dataclasses
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layout.meshes import layout_of, mesh_of
+
+# Results differ by the order of sums only. Gradients are of order 1.
+TOLERANCE = 1e-7
+NUM_SAMPLES, BATCH_SIZE, EPOCHS = 10, 4, 2
+VOCABULARY = 12
+
+L = keras.layers
+
+MESHES = ({"batch": 1, "model": 2}, {"batch": 1, "model": 4},
+          {"batch": 2, "model": 2}, {"batch": 2, "model": 4})
+
+INPUTS = {"vector": (8,), "sequence": (6, 8), "image": (8, 8, 4),
+          "tokens": (6,)}
+
+
+def _normalized(x):
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+
+@tf.custom_gradient
+def _clipped_gradient(x):
+    return tf.identity(x), lambda dy: tf.clip_by_value(dy, -0.01, 0.01)
+
+
+def _halves(x):
+    first, second = tf.split(x, 2, axis=-1)
+    return tf.concat([second * tf.sigmoid(first), first], -1)
+
+
+def _loop(x):
+    return tf.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y + x)), (0, x))[1]
+
+
+def _inner_gradient(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(tf.tanh(x) ** 3)
+    return tape.gradient(y, x)
+
+
+def _late_tape(x):
+    """A tape that starts to watch a result after its first use."""
+    largest = tf.math.top_k(x, x.shape[-1])[0]
+    factor = tf.reduce_mean(largest * largest, -1, keepdims=True)
+    with tf.GradientTape() as tape:
+        tape.watch(largest)
+        y = tf.reduce_sum(tf.tanh(largest) ** 2)
+    return x * factor + tape.gradient(y, largest)
+
+
+def _attention(x):
+    scores = tf.nn.softmax(x[..., :, None] * x[..., None, :])
+    return tf.einsum("...ij,...j->...i", scores, x)
+
+
+def _scattered(x):
+    rows = tf.transpose(tf.reshape(x, [-1, x.shape[-1]]))
+    size = rows.shape[0]
+    summed = tf.math.unsorted_segment_sum(
+        rows, tf.range(size) // 2, size)
+    return tf.reshape(tf.transpose(summed), tf.shape(x))
+
+
+# Each maps `h` to a tensor of the same shape; the last dimension is even.
+EXPRESSIONS = {
+    "identity": tf.identity,
+    "gate": lambda h: tf.sigmoid(h) * h,
+    "cumsum": lambda h: tf.cumsum(h, axis=-1),
+    "cumsum exclusive": lambda h: tf.cumsum(
+        h, axis=-1, exclusive=True, reverse=True),
+    "cumprod": lambda h: tf.math.cumprod(
+        0.3 * tf.tanh(h) + 1, axis=-1),
+    "reverse": lambda h: tf.reverse(h, [-1]),
+    "sort": lambda h: tf.sort(h, axis=-1),
+    "top_k": lambda h: h * tf.reduce_sum(
+        tf.math.top_k(h, 3)[0], -1, keepdims=True),
+    "moments": _normalized,
+    "reduce_prod": lambda h: h * tf.reduce_prod(
+        0.3 * tf.tanh(h) + 1, -1, keepdims=True),
+    "reduce_max": lambda h: h - tf.reduce_max(h, -1, keepdims=True),
+    "logsumexp": lambda h: h - tf.reduce_logsumexp(h, -1, keepdims=True),
+    "tile": lambda h: tf.tile(
+        h, [*[1] * (len(h.shape) - 1), 2])[..., 3:3 + h.shape[-1]],
+    "roll": lambda h: tf.roll(h, 3, -1) + h,
+    "halves": _halves,
+    "gather": lambda h: tf.gather(
+        h, [*range(1, h.shape[-1], 2), *range(0, h.shape[-1], 2)], axis=-1),
+    "stop_gradient": lambda h: h * tf.stop_gradient(tf.sigmoid(h)) + h,
+    "softmax": tf.nn.softmax,
+    "log_softmax": tf.nn.log_softmax,
+    "attention": _attention,
+    "reshape": lambda h: tf.reshape(tf.linalg.matrix_transpose(
+        tf.reshape(h, [*h.shape[:-1], h.shape[-1] // 2, 2])), tf.shape(h)),
+    "where": lambda h: tf.where(h > 0, h, 0.1 * h * h),
+    "l2_normalize": lambda h: tf.nn.l2_normalize(h, -1),
+    "custom_gradient": _clipped_gradient,
+    "recompute_grad": lambda h: tf.recompute_grad(
+        lambda y: tf.tanh(y) * y)(h),
+    "while_loop": _loop,
+    "inner gradient": _inner_gradient,
+    "late tape": _late_tape,
+    "pad": lambda h: tf.pad(
+        h, [*[[0, 0]] * (len(h.shape) - 1), [2, 1]])[..., :h.shape[-1]],
+    "strided slice": lambda h: tf.concat(
+        [h[..., ::2], h[..., 1::2]], -1),
+    "segment sum": _scattered,
+    "one_hot": lambda h: h + tf.one_hot(
+        tf.argmax(h, -1), h.shape[-1], dtype=h.dtype),
+    "clip": lambda h: tf.clip_by_value(h, -0.7, 0.7),
+    "erf": lambda h: tf.math.erf(h) * h,
+    "stack": lambda h: tf.reduce_sum(
+        tf.stack([h, tf.square(h), tf.tanh(h)], -2)
+        * tf.constant([[0.5], [0.3], [0.2]], h.dtype), -2),
+    "broadcast": lambda h: h * tf.broadcast_to(
+        tf.reduce_mean(h, -1, keepdims=True), tf.shape(h)),
+    "squared difference": lambda h: tf.math.squared_difference(
+        h, tf.reverse(h, [-1])),
+}
+
+
+HOW = {
+    "alone": lambda y, x: y,
+    "plus input": lambda y, x: y + x,
+    "times input": lambda y, x: y * x,
+    "gates input": lambda y, x: tf.sigmoid(y) * x,
+}
+
+
+class Expression(L.Layer):
+    """An expression of a product with a square weight, and one of the input.
+
+    Args:
+      how: A key of `HOW`: what becomes of the first expression.
+      first: A key of `EXPRESSIONS`, applied to the product.
+      second: One that is applied to the input and added.
+    """
+
+    def __init__(self, how, first, second=None, **options):
+        super().__init__(**options)
+        self.how, self.first, self.second = how, first, second
+
+    def build(self, shape):
+        self.w = self.add_weight(
+            shape=(shape[-1], shape[-1]), name="w",
+            initializer="glorot_uniform")
+
+    def call(self, x):
+        y = EXPRESSIONS[self.first](tf.matmul(x, self.w))
+        y = HOW[self.how](y, x)
+        if self.second is not None:
+            y = y + EXPRESSIONS[self.second](x)
+        return y
+
+
+class Attend(L.Layer):
+    """A layer of attention of a sequence to itself."""
+
+    def __init__(self, make, **options):
+        super().__init__(**options)
+        self.attention = make()
+
+    def build(self, shape):
+        if not isinstance(self.attention, L.Attention):
+            self.attention.build(shape, shape)
+
+    def call(self, x):
+        if isinstance(self.attention, L.Attention):
+            return self.attention([x, x])
+        return self.attention(x, x)
+
+
+class Residual(L.Layer):
+    """Adds a `Dense` layer to its input, `times` times with shared weights."""
+
+    def __init__(self, times, **options):
+        super().__init__(**options)
+        self.times = times
+
+    def build(self, shape):
+        self.dense = L.Dense(shape[-1], "tanh", name="dense")
+        self.dense.build(shape)
+
+    def call(self, x):
+        for _ in range(self.times):
+            x = x + self.dense(x)
+        return x
+
+
+# By the kind of input: a name, and what makes a layer that keeps the kind.
+_ANY = {
+    "Dense": lambda n: L.Dense(8, "relu", name=n),
+    "Dense tanh": lambda n: L.Dense(8, "tanh", name=n),
+    "Dense no bias": lambda n: L.Dense(16, "gelu", use_bias=False, name=n),
+    "BatchNormalization": lambda n: L.BatchNormalization(name=n),
+    "LayerNormalization": lambda n: L.LayerNormalization(name=n),
+    "RMSNormalization": lambda n: L.RMSNormalization(name=n),
+    "GroupNormalization": lambda n: L.GroupNormalization(4, name=n),
+    "UnitNormalization": lambda n: L.UnitNormalization(name=n),
+    "SpectralNormalization": lambda n: L.SpectralNormalization(
+        L.Dense(8), name=n),
+    "Residual": lambda n: Residual(1, name=n),
+    "Shared": lambda n: Residual(2, name=n),
+    "PReLU": lambda n: L.PReLU(name=n),
+}
+LAYERS = {
+    "vector": _ANY,
+    "sequence": _ANY | {
+        "MultiHeadAttention": lambda n: Attend(
+            lambda: L.MultiHeadAttention(2, 4, name="mha"), name=n),
+        "GroupQueryAttention": lambda n: Attend(
+            lambda: L.GroupQueryAttention(4, 4, 2, name="gqa"), name=n),
+        "Attention": lambda n: Attend(
+            lambda: L.Attention(use_scale=True, name="attention"), name=n),
+        "AdditiveAttention": lambda n: Attend(
+            lambda: L.AdditiveAttention(name="additive"), name=n),
+        "LSTM": lambda n: L.LSTM(8, return_sequences=True, name=n),
+        "GRU": lambda n: L.GRU(8, return_sequences=True, name=n),
+        "SimpleRNN": lambda n: L.SimpleRNN(
+            8, return_sequences=True, name=n),
+        "Bidirectional": lambda n: L.Bidirectional(
+            L.GRU(4, return_sequences=True), name=n),
+        "Conv1D": lambda n: L.Conv1D(8, 3, padding="same", name=n),
+        "Conv1D causal": lambda n: L.Conv1D(
+            8, 2, padding="causal", dilation_rate=2, name=n),
+        "SeparableConv1D": lambda n: L.SeparableConv1D(
+            8, 3, padding="same", name=n),
+        "EinsumDense": lambda n: L.EinsumDense(
+            "bsd,dhe->bshe", (None, 2, 4), bias_axes="he", name=n),
+        "TimeDistributed": lambda n: L.TimeDistributed(L.Dense(8), name=n),
+        "AveragePooling1D": lambda n: L.AveragePooling1D(
+            2, 1, padding="same", name=n),
+        "Permute": lambda n: L.Permute((2, 1), name=n),
+    },
+    "image": {
+        name: make for name, make in _ANY.items()
+        if name != "SpectralNormalization"} | {
+        "Conv2D": lambda n: L.Conv2D(8, 3, padding="same", name=n),
+        "Conv2D strides": lambda n: L.Conv2D(
+            8, 3, strides=2, padding="same", activation="relu", name=n),
+        "Conv2DTranspose": lambda n: L.Conv2DTranspose(
+            8, 3, padding="same", name=n),
+        "DepthwiseConv2D": lambda n: L.DepthwiseConv2D(
+            3, padding="same", name=n),
+        "SeparableConv2D": lambda n: L.SeparableConv2D(
+            8, 3, padding="same", name=n),
+        "MaxPooling2D": lambda n: L.MaxPooling2D(2, padding="same", name=n),
+        "AveragePooling2D": lambda n: L.AveragePooling2D(
+            2, padding="same", name=n),
+        "UpSampling2D": lambda n: L.UpSampling2D(2, name=n),
+    },
+}
+LAYERS["tokens"] = LAYERS["sequence"]
+# What makes vectors of sequences and images.
+END = {
+    "flatten": lambda x: L.Flatten()(x),
+    "mean": lambda x: (L.GlobalAveragePooling1D() if len(x.shape) == 3 else
+                       L.GlobalAveragePooling2D())(x),
+    "max": lambda x: (L.GlobalMaxPooling1D() if len(x.shape) == 3 else
+                      L.GlobalMaxPooling2D())(x),
+}
+
+O = keras.optimizers  # noqa: E741 - a table of optimizers follows.
+OPTIMIZERS = {
+    "SGD": lambda: O.SGD(0.1),
+    "SGD nesterov": lambda: O.SGD(0.05, momentum=0.9, nesterov=True),
+    "Adam": lambda: O.Adam(0.01),
+    "Adam global_clipnorm": lambda: O.Adam(0.01, global_clipnorm=0.1),
+    "AdamW": lambda: O.AdamW(0.01, weight_decay=0.01),
+    "Adagrad": lambda: O.Adagrad(0.05),
+    "RMSprop": lambda: O.RMSprop(0.01),
+    "Nadam": lambda: O.Nadam(0.01),
+    "Adamax": lambda: O.Adamax(0.01),
+    "Ftrl": lambda: O.Ftrl(0.05),
+}
+
+
+@dataclasses.dataclass
+class Program:
+    """A model, its layout and how it is trained.
+
+    Attributes:
+      kind: A key of `INPUTS`.
+      layers: `(name,)`, a key of `LAYERS[kind]`, or `("Expression", how,
+        first, second)`, the arguments of `Expression`.
+      mesh: Sizes of the axes of the mesh.
+      axes: Mesh axes of each weight, by position in `model.weights`.
+      optimizer: A key of `OPTIMIZERS`.
+      loss: Name of a loss.
+      end: A key of `END`.
+      seed: Of initial weights and data.
+    """
+
+    kind: str
+    layers: list[tuple[str, ...]]
+    mesh: dict[str, int]
+    axes: dict[int, list[str | None]]
+    optimizer: str = "SGD"
+    loss: str = "mse"
+    end: str = "flatten"
+    seed: int = 0
+
+
+def build(program: Program) -> keras.Model:
+    """Returns the model, built."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(program.seed)
+    shape = INPUTS[program.kind]
+    x = inputs = keras.Input(
+        shape, dtype="int32" if program.kind == "tokens" else None)
+    if program.kind == "tokens":
+        x = L.Embedding(VOCABULARY, 8, name="table")(x)
+    for position, (name, *arguments) in enumerate(program.layers):
+        if name == "Expression":
+            layer = Expression(*arguments, name=f"l{position}")
+        else:
+            layer = LAYERS[program.kind][name](f"l{position}")
+        length = x.shape[1]
+        x = layer(x)
+        if name == "EinsumDense":
+            x = L.Reshape((length, 8))(x)
+    if len(x.shape) > 2:
+        x = END[program.end](x)
+    return keras.Model(inputs, L.Dense(4, name="head")(x))
+
+
+def draw(seed: int) -> Program:
+    """Returns the program of a seed."""
+    rng = random.Random(seed)
+    kind = rng.choice([*INPUTS])
+    names = [*LAYERS[kind]]
+    layers: list[tuple[str, ...]] = []
+    for _ in range(rng.randint(1, 4)):
+        if rng.random() < 0.45:
+            count = rng.randint(1, 2)
+            layers.append(("Expression", rng.choice([*HOW]),
+                           *rng.choices([*EXPRESSIONS], k=count)))
+        else:
+            layers.append((rng.choice(names),))
+    program = Program(
+        kind, layers, rng.choice(MESHES), {}, rng.choice([*OPTIMIZERS]),
+        rng.choice(["mse", "sparse_categorical_crossentropy"]),
+        rng.choice([*END]), seed)
+    share = rng.choice([0.15, 0.5, 0.9])
+    for position, weight in enumerate(build(program).weights):
+        if not weight.shape or rng.random() > share:
+            continue
+        axes: list[str | None] = [None] * len(weight.shape)
+        for axis in rng.sample([*program.mesh], rng.randint(1, 2)):
+            fitting = [d for d, size in enumerate(weight.shape)
+                       if axes[d] is None and size % program.mesh[axis] == 0]
+            if fitting:
+                axes[rng.choice(fitting)] = axis
+        if any(axes):
+            program.axes[position] = axes
+    return program
+
+
+@dataclasses.dataclass
+class Result:
+    """What training gave."""
+
+    losses: list[float]
+    weights: dict[str, np.ndarray]
+    predictions: np.ndarray
+
+
+def train(model: keras.Model, program: Program) -> Result:
+    """Trains a model; the last batch of an epoch is smaller."""
+    rng = np.random.default_rng(program.seed)
+    shape = (NUM_SAMPLES, *INPUTS[program.kind])
+    # Few different ids, so that batches repeat them.
+    x = (rng.integers(0, VOCABULARY // 2, shape)
+         if program.kind == "tokens" else rng.normal(size=shape))
+    if program.loss == "mse":
+        loss, y = "mse", rng.normal(size=(NUM_SAMPLES, 4))
+    else:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        y = rng.integers(0, 4, NUM_SAMPLES)
+    model.compile(OPTIMIZERS[program.optimizer](), loss)
+    history = model.fit(x, y, batch_size=BATCH_SIZE, epochs=EPOCHS,
+                        shuffle=False, verbose=0).history
+    return Result(
+        history["loss"],
+        {f"{i} {w.path}": np.asarray(w.numpy())
+         for i, w in enumerate(model.weights)},
+        model.predict(x, batch_size=BATCH_SIZE, verbose=0))
+
+
+def run(program: Program) -> str:
+    """Returns `"equal"`, or what differs or was raised.
+
+    `"diverges"` if there is nothing to compare: numbers are not finite on a
+    single device.
+    """
+    model = build(program)
+    values = model.get_weights()
+    expected = train(model, program)
+    if not all(np.all(np.isfinite(value)) for value in (
+            expected.losses, expected.predictions)):
+        return "diverges"
+    try:
+        mesh = mesh_of(**program.mesh)
+        layout_map = tlm.LayoutMap(mesh)
+        for position, axes in program.axes.items():
+            path = model.weights[position].path
+            layout_map[f"^{path}$"] = layout_of(mesh, *axes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with tlm.layout_map_scope(layout_map, init="host"):
+                model = build(program)
+            model.set_weights(values)
+            result = train(model, program)
+    except Exception as error:  # Any error is a finding.
+        text = " ".join(str(error).split())
+        return f"raised {type(error).__name__}: {text[:300]}"
+    return difference(expected, result)
+
+
+def difference(expected: Result, result: Result) -> str:
+    """Returns `"equal"`, or the first of losses, weights, predictions."""
+    pairs = [("losses", expected.losses, result.losses),
+             *((name, value, result.weights[name])
+               for name, value in expected.weights.items()),
+             ("predictions", expected.predictions, result.predictions)]
+    for name, first, second in pairs:
+        if not np.allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE):
+            apart = np.max(np.abs(np.subtract(first, second)))
+            return f"differs in {name} by {apart:.1e}"
+    return "equal"
+
+
+def kind_of(outcome: str) -> str:
+    """Returns the first word of an outcome: equal, differs, raised, diverges.
+    """
+    return outcome.split()[0]
+
+
+def minimized(program: Program) -> Program:
+    """Returns a smaller program with the same kind of outcome."""
+    kind = kind_of(run(program))
+    while True:
+        for smaller in _smaller(program):
+            try:
+                same = kind_of(run(smaller)) == kind
+            except Exception:  # The smaller model is none.
+                continue
+            if same:
+                program = smaller
+                break
+        else:
+            return program
+
+
+def _smaller(program: Program):
+    for position in range(len(program.layers)):
+        layers = copy.deepcopy(program.layers)
+        del layers[position]
+        # Weights are renumbered: try each layout on each weight of that rank.
+        yield from _relaid(dataclasses.replace(program, layers=layers))
+    for position, layer in enumerate(program.layers):
+        for simpler in _simpler(layer):
+            layers = copy.deepcopy(program.layers)
+            layers[position] = simpler
+            yield dataclasses.replace(program, layers=layers)
+    for position in program.axes:
+        yield dataclasses.replace(program, axes={
+            p: a for p, a in program.axes.items() if p != position})
+    if program.optimizer != "SGD":
+        yield dataclasses.replace(program, optimizer="SGD")
+    if program.mesh != MESHES[0]:
+        yield dataclasses.replace(program, mesh=MESHES[0])
+
+
+def _simpler(layer: tuple[str, ...]):
+    if layer[0] != "Expression":
+        return
+    _, how, *expressions = layer
+    if how != "alone":
+        yield "Expression", "alone", *expressions
+    for dropped in range(len(expressions)):
+        if len(expressions) > 1:
+            yield "Expression", how, expressions[1 - dropped]
+        if expressions[dropped] != "identity":
+            yield "Expression", how, *(
+                "identity" if i == dropped else one
+                for i, one in enumerate(expressions))
+
+
+def _relaid(program: Program):
+    weights = build(program).weights
+    moved = {}
+    for position, axes in program.axes.items():
+        for shift in (0, -1, -2, -3, -4):
+            target = position + shift
+            if (0 <= target < len(weights) and target not in moved and
+                    len(weights[target].shape) == len(axes)):
+                moved[target] = axes
+                break
+    yield dataclasses.replace(program, axes=moved)
+
+
+def _run_seeds(first: int, seconds: float) -> None:
+    """Runs seeds one after the other in this process, and prints outcomes."""
+    keras.config.set_floatx("float64")
+    end = time.monotonic() + seconds
+    for seed in itertools.count(first):
+        if time.monotonic() > end:
+            return
+        print(f"begin {seed}", flush=True)
+        print(f"end {seed} {run(draw(seed))}", flush=True)
+
+
+def _drive(first: int, seconds: float) -> int:
+    """Runs seeds in processes that are replaced when they end.
+
+    A process takes a few minutes only: compiled functions are never freed.
+    """
+    end, count, bad = time.monotonic() + seconds, 0, 0
+    while (left := end - time.monotonic()) > 0:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.layout.random_models", "--worker",
+             "--first", str(first), "--seconds", str(min(left, 300))],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        begun = first
+        for line in process.stdout:
+            word, seed, *outcome = line.split(maxsplit=2)
+            if word == "begin":
+                begun = int(seed)
+            elif word == "end":
+                count, begun = count + 1, int(seed) + 1
+                if outcome[0].strip() not in ("equal", "diverges"):
+                    bad += 1
+                    print(seed, outcome[0].strip(), draw(int(seed)),
+                          flush=True)
+        if process.wait() != 0:
+            bad += 1
+            print(begun, f"process ended with {process.returncode}",
+                  draw(begun), flush=True)
+            begun += 1
+        first = begun
+    print(f"{count} programs to seed {first}, {bad} findings")
+    return 1 if bad else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--minimize", action="store_true")
+    parser.add_argument("--worker", action="store_true")
+    options = parser.parse_args()
+    if options.worker:
+        _run_seeds(options.first, options.seconds)
+        return 0
+    if options.only is None:
+        return _drive(options.first, options.seconds)
+    keras.config.set_floatx("float64")
+    program = draw(options.only)
+    outcome = run(program)
+    print(outcome)
+    if options.minimize and outcome != "equal":
+        program = minimized(program)
+        print(run(program))
+    print(json.dumps(dataclasses.asdict(program)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

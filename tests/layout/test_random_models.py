@@ -1,0 +1,81 @@
+"""Models that a mesh must train to the numbers of a single device, in float64.
+
+`tests/layout/random_models.py` draws programs; the ones that once failed are
+listed here, minimized.
+"""
+
+import keras
+import pytest
+
+from tests.layout import random_models
+from tests.layout.random_models import Program
+
+# Each trains a model twice and compiles it for a mesh: seconds.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(
+    "ignore::UserWarning")]
+
+PAIR = {"batch": 1, "model": 2}
+SQUARE = {"batch": 2, "model": 2}
+ROWS, COLUMNS = ["model", None], [None, "model"]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+def _gate(second, normalization):
+    return [("Dense",), ("Expression", "gates input", "identity", *second),
+            (normalization,)]
+
+
+FIXED = {
+    # A copy that `tf.stop_gradient` created, on no tape, served later uses.
+    "gate": Program("vector", _gate((), "GroupNormalization"), SQUARE,
+                    {2: ROWS}, seed=3),
+    "gate, cumsum": Program("vector", _gate(("cumsum",), "BatchNormalization"),
+                            PAIR, {2: ROWS}, seed=3),
+    "gate, sort": Program("vector", _gate(("sort",), "BatchNormalization"),
+                          SQUARE, {2: ROWS}, seed=3),
+    # The gradient of a lookup became dense where the lookup was replicated.
+    **{f"repeated ids, {optimizer}": Program(
+        "tokens", [("GroupNormalization",), ("Dense",)], SQUARE,
+        {0: ["model", "batch"], 3: ROWS}, optimizer)
+       for optimizer in ("Adam", "Adagrad", "Adam global_clipnorm")},
+    # A permutation was replicated as if it were data.
+    "reduce_prod": Program("vector", [("Dense",), (
+        "Expression", "times input", "reduce_prod")], SQUARE,
+        {0: COLUMNS, 2: ROWS}),
+    # Products stayed sharded in a step that was replicated as a whole, and
+    # the operation that DTensor stopped at had no name.
+    "tile": Program("sequence", [("Dense",), ("MultiHeadAttention",)], SQUARE,
+                    {8: [None, None, "model"]}, end="mean"),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_program_that_once_failed_matches_a_single_device(name):
+    assert random_models.run(FIXED[name]) == "equal"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_model_matches_a_single_device(seed):
+    program = random_models.draw(seed)
+    assert random_models.run(program) == "equal", program
+
+
+def test_a_difference_is_found():
+    """The comparison itself: another learning rate is seen."""
+    program = Program("vector", [("Dense",)], PAIR, {0: COLUMNS})
+    model = random_models.build(program)
+    values = model.get_weights()
+    first = random_models.train(model, program)
+    model = random_models.build(program)
+    model.set_weights(values)
+    program.optimizer = "SGD nesterov"
+    second = random_models.train(model, program)
+    assert random_models.difference(first, first) == "equal"
+    assert random_models.difference(first, second).startswith("differs in ")
