@@ -8,6 +8,7 @@ Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
 `native` is the pybind11 module: the core on numpy arrays, without TensorFlow.
 """
 
+import errno
 import functools
 import importlib
 import json
@@ -108,6 +109,27 @@ def load_emulation() -> types.ModuleType:
       The module of the library's own ops, `layout_map_...`.
     """
     return _load_library(_EMULATION)
+
+
+def exchange_paths(one: str, other: str) -> None:
+    """Exchanges two files or folders of one file system, in one operation.
+
+    Raises:
+      OSError: If it cannot be done; ENOSYS or EINVAL if the system or the file
+        system does not have this operation.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_working_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    try:
+        rename = libc.renameat2
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    if rename(at_working_folder, os.fsencode(one),
+              at_working_folder, os.fsencode(other), exchange):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), one, None, other)
 
 
 def _load_native() -> types.ModuleType:

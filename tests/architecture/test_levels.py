@@ -65,6 +65,8 @@ LEVELS = {
     "_ops": 1,
     "_op_gradients": 1,
     "_strategies": 1,
+    "files.paths": 0,
+    "files": 2,
     "_patches": 2,
     "dtensor": 2,
     "sharded.routing": 2,

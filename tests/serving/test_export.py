@@ -1,6 +1,7 @@
 """`tlm.export`: what it refuses, what it leaves, what it reports."""
 
 import json
+import os
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from benchmarks import peak_memory
+from tests.files import full_disk, snapshots
 from tests.serving import served as helpers
 from tf_layoutmap.serving.tables import sources
 
@@ -87,6 +89,88 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="new, empty or a SavedModel"):
         tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path)
     assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+def answer(path):
+    served = tf.saved_model.load(str(path))
+    return served.serve({"x": tf.ragged.constant([[1]], tf.int64)})[
+        "x"].numpy().tolist()
+
+
+@pytest.mark.parametrize("target", ["current", "current/", "folder/current",
+                                    "models//../current"])
+def test_a_link_stays_and_the_folder_behind_it_is_replaced(
+        target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (helpers.make_rows(4, 8, seed) for seed in (0, 1))
+    tlm.export(embedding_of(first), "models/1")
+    tlm.export(embedding_of(first), "models/2/")
+    (tmp_path / "current").symlink_to("models/1")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    report = tlm.export(embedding_of(second), target)
+    assert os.readlink("current") == "models/1"
+    for path in ("current", "models/1", report.path):
+        assert answer(path) == [second[1].tolist()]
+    assert answer("models/2") == [first[1].tolist()]
+    assert sorted(os.listdir("models")) == ["1", "2"]
+    assert sorted(os.listdir()) == ["current", "folder", "models"]
+
+
+def test_a_link_to_something_else_is_left_alone(tmp_path):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "letter.txt").write_text("dear")
+    (tmp_path / "link").symlink_to("letters")
+    with pytest.raises(ValueError, match="new, empty or a SavedModel"):
+        tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "link")
+    assert (tmp_path / "link" / "letter.txt").read_text() == "dear"
+    # What a link will point to is made.
+    (tmp_path / "next").symlink_to("new/1")
+    tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "next")
+    assert (tmp_path / "next").is_symlink()
+    assert (tmp_path / "new" / "1" / "saved_model.pb").exists()
+
+
+def test_a_full_disk_leaves_the_model_that_was_there(tmp_path):
+    rows = helpers.make_rows(4, 8)
+    tlm.export(embedding_of(rows), tmp_path / "model")
+    with pytest.raises(OSError, match="File too large.*model"):
+        with full_disk.full_disk():
+            tlm.export(embedding_of(rows + 1), tmp_path / "model")
+    # Only what comes in blocks is too large.
+    with pytest.raises(OSError, match="File too large.*variables"):
+        with full_disk.full_disk(2**20):
+            tlm.export(embedding_of(helpers.make_rows(2**16, 8)),
+                       tmp_path / "model")
+    assert answer(tmp_path / "model") == [rows[1].tolist()]
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_one_model_is_complete_wherever_a_process_is_killed(
+        tmp_path, monkeypatch):
+    first, second = (helpers.make_rows(4, 8, seed) for seed in (0, 1))
+    tlm.export(embedding_of(first), tmp_path / "all" / "model")
+    taken = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
+    with taken.of_operations(monkeypatch):
+        tlm.export(embedding_of(second), tmp_path / "all" / "model")
+    files = {
+        name: sorted((path.relative_to(one), path.read_bytes()) for path in
+                     (one / "model").rglob("*") if path.is_file())
+        for name, one in (("old", taken.folders[0]),
+                          ("new", taken.folders[-1]))}
+    found = []
+    for one in taken.folders:
+        now = sorted((path.relative_to(one), path.read_bytes()) for path in
+                     (one / "model").rglob("*") if path.is_file())
+        found.append([name for name, wanted in files.items()
+                      if [(str(path), read) for path, read in now] == [
+                          (str(path), read) for path, read in wanted]])
+    assert all(len(names) == 1 for names in found)
+    assert found == sorted(found, reverse=True)
+    assert answer(taken.folders[-1] / "model") == [second[1].tolist()]
+    # The next writer removes what a killed one has left.
+    left = next(one for one in taken.folders if len(os.listdir(one)) > 1)
+    tlm.export(embedding_of(second), left / "model")
+    assert os.listdir(left) == ["model"]
 
 
 @pytest.mark.parametrize(("kind", "ratio"), [("int8", 0.30), ("int4", 0.17)])

@@ -86,6 +86,43 @@ def test_what_cannot_be_converted(tmp_path):
     assert not list(tmp_path.glob("new*"))
 
 
+def test_a_source_is_not_written_over_through_links(tmp_path, monkeypatch):
+    old, _ = made(20)
+    source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for path in list(tmp_path.glob("old-1.*")):
+        (tmp_path / path.name.replace("old", "soft")).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.glob("old*")}
+    settings = {NAME: tlm.OpenVocabulary(30)}
+    for one, other in (
+            ("old-1", source), (source, "old-1"), ("folder/old-1", source),
+            (source, "folder/./old-1"), (source, "soft-1"), (".", source),
+            ("./", source), (f"{source}/", source), (source, "old-1/")):
+        with pytest.raises(ValueError, match="another prefix than `source`"):
+            tlm.convert_vocabularies(one, other, settings)
+    # The files of another prefix may be links: they are replaced themselves.
+    other = tf.train.Checkpoint(embedding=old).write(str(tmp_path / "two"))
+    tlm.convert_vocabularies(other, "soft-1", settings)
+    assert tf.train.list_variables("soft-1") != tf.train.list_variables(other)
+    assert before == {path: path.read_bytes()
+                      for path in tmp_path.glob("old*")}
+
+
+def test_a_source_that_cannot_be_read(tmp_path):
+    with pytest.raises(ValueError, match="`source` must be the prefix of a "):
+        tlm.convert_vocabularies(tmp_path / "none", tmp_path / "new", {})
+    old, _ = made(20)
+    source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+    data = tmp_path / "old-1.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:100])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="cannot be read from the checkpoint "
+                       "at .*old-1', which was cut or altered"):
+        tlm.convert_vocabularies(source, tmp_path / "new", {})
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_other_tensors_are_copied(tmp_path):
     old, _ = made(20)
     other = tf.Variable([1.0, 2.0])

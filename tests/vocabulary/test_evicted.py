@@ -1,6 +1,7 @@
 """Keys that go are told with what their rows held."""
 
 import dataclasses
+import os
 
 import keras
 import numpy as np
@@ -10,6 +11,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.host import open_table_cases as cases
+from tests.files import full_disk
+from tf_layoutmap.vocabulary import evicted
 
 tpu = tf.tpu.experimental.embedding
 
@@ -113,6 +116,33 @@ def test_a_file_has_a_record_for_each_time(tmp_path):
                 key: (*row.tolist(), *slot.tolist()) for key, row, slot in zip(
                     found["keys"].numpy().tolist(), found["rows"].numpy(),
                     found["slot/accumulators"].numpy())}
+
+
+def test_a_full_disk_leaves_complete_records(tmp_path):
+    path = str(tmp_path / "evicted")
+    tell = evicted._told(path)
+
+    def record(number, size):
+        return evicted.EvictedKeys(
+            "words", np.full([size], number), np.ones([size, 1]), {})
+
+    tell(record(0, 1))
+    for size in (500, 500):
+        with pytest.raises(OSError, match="File too large.*evicted'"):
+            with full_disk.full_disk():
+                tell(record(1, size))
+    tell(record(2, 1))
+    assert sorted(os.listdir(tmp_path)) == ["evicted-00000", "evicted-00001"]
+    for file in ("evicted-00000", "evicted-00001"):
+        assert len(list(tf.data.TFRecordDataset(
+            str(tmp_path / file)))) == 1
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        evicted._told(tmp_path / "file" / "evicted")(evicted.EvictedKeys(
+            "words", np.ones([1]), np.ones([1, 1]), {}))
 
 
 def test_an_error_of_a_callback_is_one_of_the_call():

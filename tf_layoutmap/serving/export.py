@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_layoutmap import _checks
+from tf_layoutmap.files import replacing
 from tf_layoutmap.serving import (
     endpoints,
     metrics,
@@ -56,7 +57,9 @@ def export(
       model_or_embedding: A built Keras or tf_keras model with layers of
         `tlm.layers`, such a layer, or a `tlm.TPUEmbedding`. What is not a
         table of these is exported as `model.export` does it.
-      path: Folder of the SavedModel: new, empty, or a SavedModel to replace.
+      path: Folder of the SavedModel: new, empty, or a SavedModel to replace,
+        in one operation of the file system once the new one is complete. Of a
+        link, the folder that it points to; the link stays.
       rows: How rows are stored: `"float32"` (as they are), `"float16"`,
         `"int8"` or `"int4"`; or one of them by table: the name of a
         `TableConfig` or of a `ShardedEmbedding`, or these themselves. Tables
@@ -81,6 +84,7 @@ def export(
         not finite and its table would be packed, or `dataset` is given for
         what has no metrics. `path` is as it was then.
       RuntimeError: If the tables are on a TPU.
+      OSError: If it cannot be written. `path` is as it was then.
     """
     path = os.fspath(path)
     fuse = _checks.check_type("fuse", fuse, bool, "a bool")
@@ -116,7 +120,7 @@ def export(
     module.variables_of_model = subjects.other_variables(
         model_or_embedding, holders)
     module.resources = subjects.resources_of(model_or_embedding)
-    with saved_model.replacing(path) as folder:
+    with replacing.replacing_folder(path) as folder:
         saved_model.write(module, signatures, folder,
                           list(zip(variables, blocks)))
     reports = {}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.files import operations
 from tf_layoutmap.serving.tables.stored_variable import Blocks, StoredVariable
 
 # What `tf.saved_model.load` looks for.
@@ -26,12 +25,17 @@ def write(module: tf.Module, signatures: Any, folder: str,
       signatures: As of `tf.saved_model.save`.
       folder: Where to.
       variables: Those whose values come in blocks, attributes of `module`.
+
+    Raises:
+      OSError: If it cannot be written.
     """
-    tf.saved_model.save(module, folder, signatures=signatures)
+    with operations.os_errors(folder):
+        tf.saved_model.save(module, folder, signatures=signatures)
     prefix = os.path.join(folder, "variables", "variables")
     for variable, blocks in variables:
         variable.write(prefix, blocks)
-    _tf_private.write_fingerprint(folder)
+    with operations.os_errors(folder):
+        _tf_private.write_fingerprint(folder)
 
 
 def check_target(path: str) -> None:
@@ -49,28 +53,6 @@ def check_target(path: str) -> None:
     raise ValueError(
         "Argument `path` must be a folder that is new, empty or a SavedModel, "
         f"which is replaced. Received: {path!r}.")
-
-
-@contextlib.contextmanager
-def replacing(path: str) -> Iterator[str]:
-    """Gives a folder that takes the place of `path` if the block succeeds.
-
-    Nothing is left of it if the block fails, and `path` is as it was.
-    """
-    staging = f"{path}.{uuid.uuid4().hex[:8]}.partial"
-    try:
-        tf.io.gfile.makedirs(os.path.dirname(staging) or ".")
-        yield staging
-        if tf.io.gfile.exists(path):
-            old = f"{staging}.old"
-            tf.io.gfile.rename(path, old)
-            tf.io.gfile.rename(staging, path)
-            tf.io.gfile.rmtree(old)
-        else:
-            tf.io.gfile.rename(staging, path)
-    finally:
-        if tf.io.gfile.exists(staging):
-            tf.io.gfile.rmtree(staging)
 
 
 def num_bytes(folder: str) -> int:

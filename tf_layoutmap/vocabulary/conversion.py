@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,8 +26,8 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def convert_vocabularies(
-    source: str, target: str, vocabularies: Mapping[str, Any],
-    optimizer: Any = None,
+    source: str | os.PathLike[str], target: str | os.PathLike[str],
+    vocabularies: Mapping[str, Any], optimizer: Any = None,
 ) -> dict[str, Conversion]:
     """Writes a checkpoint whose tables are restored into other ones.
 
@@ -46,7 +47,9 @@ def convert_vocabularies(
     Args:
       source: Prefix of a checkpoint of TensorFlow, as `tf.train.Checkpoint`
         returned it.
-      target: Prefix of the new one, another one.
+      target: Prefix of the new one, another one. A checkpoint there is
+        replaced at the end: also of a process that is killed, the old or the
+        new one is left.
       vocabularies: By name of the table, what it will be restored into: a
         `tlm.OpenVocabulary`, or the `TableConfig` of a table without one.
         Tables that are not named stay as they are.
@@ -60,9 +63,13 @@ def convert_vocabularies(
       TypeError: If a vocabulary is neither.
       ValueError: If `target` is `source`, there is no such table, or several,
         what slot variables start with is not known, or keys that are strings
-        would become rows. Nothing is written then.
+        would become rows, or `source` was cut or altered. Nothing is written
+        then.
+      OSError: If `target` cannot be written, or is being written by another
+        process; a checkpoint that was there before is as it was.
     """
-    if str(source) == str(target):
+    source, target = map(checkpoint_parts.prefix_of, (source, target))
+    if checkpoint_parts.is_same(source, target):
         raise ValueError(_checks.message(
             "target", "another prefix than `source`", target))
     for name, wanted in vocabularies.items():
@@ -71,17 +78,56 @@ def convert_vocabularies(
             raise TypeError(_checks.message(
                 "vocabularies", "a mapping to tlm.OpenVocabulary or "
                 "TableConfig", wanted, f"table {name!r}"))
-    reader = tf.train.load_checkpoint(str(source))
-    shapes = {key: tuple(shape) for key, shape in
-              reader.get_variable_to_shape_map().items()}
-    prefixes = _prefixes(shapes, str(source), vocabularies)
+    reader = _Reader(source)
+    shapes = reader.shapes
+    prefixes = _prefixes(shapes, source, vocabularies)
     converted = {
         prefix: _converted(reader, prefix, shapes, table, vocabularies[table],
                            optimizer)
         for prefix, table in prefixes.items()}
-    checkpoint_parts.write(str(target), _tensors(reader, shapes, converted))
+    checkpoint_parts.write(target, _tensors(reader, shapes, converted))
     return {table: converted[prefix].conversion
             for prefix, table in prefixes.items()}
+
+
+class _Reader:
+    """The tensors of a checkpoint.
+
+    Attributes:
+      shapes: By name.
+    """
+
+    def __init__(self, prefix: str):
+        """Opens it.
+
+        Raises:
+          ValueError: If there is none.
+        """
+        try:
+            self._reader = tf.train.load_checkpoint(prefix)
+        except (tf.errors.OpError, ValueError) as error:
+            raise ValueError(
+                "Argument `source` must be the prefix of a checkpoint of "
+                f"TensorFlow. Received: source={prefix!r} ({error})."
+            ) from None
+        self._prefix = prefix
+        self.shapes = {
+            key: tuple(shape) for key, shape in
+            self._reader.get_variable_to_shape_map().items()}
+
+    def get_tensor(self, key: str) -> Any:
+        """Returns a tensor.
+
+        Raises:
+          ValueError: If its bytes are not those that were written.
+        """
+        try:
+            return self._reader.get_tensor(key)
+        except (tf.errors.OpError, IndexError, RuntimeError) as error:
+            raise ValueError(
+                f"Tensor {key!r} cannot be read from the checkpoint at "
+                f"{self._prefix!r}, which was cut or altered: {error}."
+            ) from None
 
 
 def _prefixes(
@@ -104,7 +150,7 @@ def _prefixes(
 
 
 def _converted(
-    reader: Any, prefix: str, shapes: Mapping[str, tuple[int, ...]],
+    reader: _Reader, prefix: str, shapes: Mapping[str, tuple[int, ...]],
     table: str, wanted: Any, optimizer: Any,
 ) -> Converted:
     """What the table of a prefix becomes."""
@@ -156,7 +202,7 @@ def _slot_values(
 
 
 def _tensors(
-    reader: Any, shapes: Mapping[str, Any],
+    reader: _Reader, shapes: Mapping[str, Any],
     converted: Mapping[str, Converted],
 ) -> Iterator[tuple[str, Any]]:
     """All tensors of the new checkpoint, each when it is needed."""

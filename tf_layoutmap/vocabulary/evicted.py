@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tf_layoutmap.files import operations, paths
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,10 +80,49 @@ class _File:
     def __init__(self, path: str):
         self._path = path
         self._writer: Any = None
+        # The file that the writer writes, and what its records take.
+        self._file = ""
+        self._num_bytes = 0
 
     def __call__(self, evicted: EvictedKeys) -> None:
-        if self._writer is None:
-            self._writer = _new_writer(self._path)
+        """Writes a record.
+
+        Raises:
+          OSError: If it cannot be written. The records before are complete,
+            and the next one begins another file.
+        """
+        with operations.os_errors(self._path):
+            if self._writer is None:
+                self._open()
+            try:
+                self._write(evicted)
+                self._num_bytes = tf.io.gfile.stat(self._file).length
+            except BaseException:
+                self._give_up()
+                raise
+
+    def _open(self) -> None:
+        """Opens a file that was not there: none is ever written over."""
+        operations.make_parent(self._path)
+        number = 0
+        while not operations.make_new(f"{self._path}-{number:05d}"):
+            number += 1
+        self._file, self._num_bytes = f"{self._path}-{number:05d}", 0
+        self._writer = tf.io.TFRecordWriter(self._file)
+
+    def _give_up(self) -> None:
+        """Closes the file, without half a record at its end."""
+        writer, self._writer = self._writer, None
+        with contextlib.suppress(tf.errors.OpError, OSError):
+            writer.close()
+        with contextlib.suppress(OSError):
+            if not self._num_bytes:
+                operations.remove(self._file)
+            elif paths.is_local(self._file):
+                os.truncate(
+                    paths.local_path(self._file), self._num_bytes)
+
+    def _write(self, evicted: EvictedKeys) -> None:
         features = {
             "table": tf.train.Feature(bytes_list=tf.train.BytesList(
                 value=[evicted.table.encode()])),
@@ -93,15 +135,6 @@ class _File:
             feature=features)).SerializeToString())
         # What a killed process has told is there.
         self._writer.flush()
-
-
-def _new_writer(path: str) -> Any:
-    """A writer of a file that was not there: none is ever written over."""
-    tf.io.gfile.makedirs(os.path.dirname(path) or ".")
-    number = 0
-    while tf.io.gfile.exists(f"{path}-{number:05d}"):
-        number += 1
-    return tf.io.TFRecordWriter(f"{path}-{number:05d}")
 
 
 def _floats(values: np.ndarray[Any, Any]) -> tf.train.Feature:

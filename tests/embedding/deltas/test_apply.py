@@ -1,12 +1,15 @@
 """Deltas that are not applied."""
 
 import json
+import os
 import shutil
 
 import pytest
+import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.deltas import cases
+from tests.files import full_disk, snapshots
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +151,110 @@ def test_a_base_that_was_altered_is_refused(written, tmp_path):
     data = tmp_path / "one-1.data-00000-of-00001"
     found = bytearray(data.read_bytes())
     found[len(found) // 2] ^= 1
-    data.write_bytes(found)
-    with pytest.raises(ValueError, match="cannot be read from the base"):
-        tlm.apply_deltas(tmp_path / "one-1", written / "one_deltas",
-                         tmp_path / "full")
+    for contents in (found, found[:100]):
+        data.write_bytes(contents)
+        with pytest.raises(ValueError, match="cannot be read from the base"):
+            tlm.apply_deltas(tmp_path / "one-1", written / "one_deltas",
+                             tmp_path / "full")
     assert not list(tmp_path.glob("full*"))
+
+
+def test_the_base_and_deltas_are_not_written_over_through_links(
+        written, tmp_path, monkeypatch):
+    for path in written.glob("one-1.*"):
+        shutil.copy(path, tmp_path)
+    shutil.copytree(written / "one_deltas", tmp_path / "deltas")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for path in list(tmp_path.glob("one-1.*")):
+        (tmp_path / path.name.replace("one", "soft")).symlink_to(path)
+        os.link(path, tmp_path / path.name.replace("one", "hard"))
+    monkeypatch.chdir(tmp_path)
+    before = cases.tensors("one-1")
+    for target in ("./one-1", "one-1/", "folder/one-1", "soft-1", "hard-1",
+                   f"file://{tmp_path}/one-1"):
+        with pytest.raises(ValueError, match="another prefix than `base`"):
+            tlm.apply_deltas("one-1", "deltas", target)
+    with pytest.raises(ValueError, match="than that of a delta.*00000002"):
+        tlm.apply_deltas("one-1", "deltas", "folder/deltas/00000002/delta")
+    assert cases.tensors("one-1") == before
+    # Slashes and links in the folder's name are none of another checkpoint.
+    found = cases.tensors(tlm.apply_deltas(
+        "folder/one-1", "folder/deltas/", "folder/full"))
+    assert found == cases.tensors(tlm.apply_deltas(
+        written / "one-1", written / "one_deltas", "other"))
+
+
+@pytest.fixture
+def replaced(written, tmp_path):
+    """A checkpoint, and what replaces it: a function, both contents."""
+    folder = tmp_path / "all"
+    target, other = folder / "full", tmp_path / "other"
+    tlm.apply_deltas(written / "one-1", written / "one_deltas", other)
+    # An earlier one, of as many tensors.
+    shutil.copytree(written / "one_deltas", tmp_path / "one_delta")
+    for name in ("00000002", "00000003"):
+        shutil.rmtree(tmp_path / "one_delta" / name)
+    tlm.apply_deltas(written / "one-1", tmp_path / "one_delta", target)
+
+    def replace(target):
+        return tlm.apply_deltas(
+            written / "one-1", written / "one_deltas", target)
+
+    old, new = cases.tensors(str(target)), cases.tensors(str(other))
+    assert old != new
+    return target, replace, old, new
+
+
+def test_one_checkpoint_is_complete_wherever_a_process_is_killed(
+        replaced, tmp_path, monkeypatch):
+    target, replace, old, new = replaced
+    taken = snapshots.Snapshots(target.parent, tmp_path / "copies")
+    with taken.of_operations(monkeypatch):
+        replace(target)
+    found = [cases.tensors(str(one / "full")) for one in taken.folders]
+    is_new = [one == new for one in found]
+    assert all(one in (old, new) for one in found)
+    assert is_new == sorted(is_new) and not is_new[0] and is_new[-1]
+    # The disk has each file before it gets its name, and the data before the
+    # index.
+    synced, renamed = set(), []
+    for name, argument in taken.calls:
+        if name == "fsync":
+            synced.add(len(renamed))
+        elif name == "replace":
+            renamed.append(str(argument))
+    assert len(renamed) > 5 and renamed[-1].endswith(".index")
+    assert {0, len(renamed) - 1, len(renamed)} <= synced
+    # The next writer removes what a killed one has left.
+    for one in taken.folders[::9]:
+        replace(one / "full")
+        assert cases.tensors(str(one / "full")) == new
+        files = {path.name for path in one.iterdir()}
+        assert "full.index" in files
+        assert len({name[-5:] for name in files}) == 2, files
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(replaced):
+    target, replace, old, new = replaced
+    before = sorted(target.parent.iterdir())
+    with pytest.raises(OSError, match="File too large.*full"):
+        with full_disk.full_disk():
+            replace(target)
+    assert sorted(target.parent.iterdir()) == before
+    assert cases.tensors(str(target)) == old
+    replace(target)
+    assert cases.tensors(str(target)) == new
+
+
+def test_a_target_that_cannot_be_made(written, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        tlm.apply_deltas(written / "one-1", written / "one_deltas",
+                         tmp_path / "file" / "full")
+    # A slash at the end of a prefix is none of its files.
+    found = tlm.apply_deltas(
+        f"{written}/one-1/", written / "one_deltas", f"{tmp_path}/new/1/")
+    assert found == f"{tmp_path}/new/1"
+    one = cases.embedding()
+    tf.train.Checkpoint(embedding=one).restore(
+        found).assert_existing_objects_matched()

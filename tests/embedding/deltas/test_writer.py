@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.deltas import cases
+from tests.files import full_disk
 from tf_layoutmap.embedding.deltas import files
 
 tpu = tf.tpu.experimental.embedding
@@ -85,12 +86,13 @@ def test_a_process_that_starts_again_goes_on(tmp_path):
     for step in range(4):
         cases.train(one, step)
         writer.write()
-    (tmp_path / ".writing-00000005-1").mkdir()
+    # Of a writer that was killed.
+    (tmp_path / f"00000005.partial-{'0' * 16}").mkdir()
     again = cases.embedding(num_shards=3)
     full = check(one, base, tmp_path, tmp_path)
     tf.train.Checkpoint(embedding=again).restore(full)
     writer = tlm.DeltaWriter(again, tmp_path, base=base)
-    assert not list(tmp_path.glob(".writing*"))
+    assert not list(tmp_path.glob("*partial*"))
     assert len(writer.deltas) == 4
     for step in range(4, 8):
         cases.train(again, step)
@@ -181,20 +183,20 @@ def test_a_delta_is_of_one_moment(tmp_path):
     assert len(seen) > 1 and seen == sorted(seen)
 
 
-def test_what_could_not_be_written_is_in_the_next_delta(tmp_path, monkeypatch):
+def test_what_could_not_be_written_is_in_the_next_delta(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
-    with monkeypatch.context() as patched:
-        def full_disk(path):
-            raise OSError("No space left on device")
-
-        patched.setattr(files, "sync", full_disk)
-        with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="File too large.*00000001"):
+        with full_disk.full_disk():
             writer.write()
     assert not list((tmp_path / "deltas").iterdir())
     cases.train(one, 1)
+    with full_disk.full_disk():
+        writer.write(wait=False)
+        with pytest.raises(OSError, match="File too large.*00000001"):
+            writer.finish()
     assert writer.write().meta.sequence == 1
     check(one, base, tmp_path / "deltas", tmp_path)
 

@@ -29,7 +29,8 @@ def apply_deltas(
       base: Prefix of the checkpoint that `tlm.DeltaWriter` was given.
       directory: Where it wrote.
       target: Prefix of the new checkpoint. None: `full-{sequence number}` in
-        `directory`.
+        `directory`. A checkpoint there is replaced at the end: also of a
+        process that is killed, the old or the new one is left.
 
     Returns:
       `target`, which `tf.train.Checkpoint.restore` takes.
@@ -37,15 +38,23 @@ def apply_deltas(
     Raises:
       ValueError: If a delta is missing, comes twice, is of another base, or
         was cut or altered; it says which, and nothing is written. Or if
-        `target` is `base`.
+        `target` is `base` or a delta, maybe by a link.
+      OSError: If it cannot be written, or is being written by another
+        process; a checkpoint that was there before is as it was.
     """
-    base, directory = os.fspath(base), os.fspath(directory)
+    base, directory = checkpoint_parts.prefix_of(base), os.fspath(directory)
     deltas = chain.read(directory, base)
-    target = os.fspath(target) if target is not None else os.path.join(
-        directory, f"full-{chain.name_of(len(deltas))}")
-    if os.path.abspath(target) == os.path.abspath(base):
+    target = checkpoint_parts.prefix_of(
+        os.path.join(directory, f"full-{chain.name_of(len(deltas))}")
+        if target is None else target)
+    if checkpoint_parts.is_same(base, target):
         raise ValueError(_checks.message(
             "target", "another prefix than `base`", target))
+    for delta in deltas:
+        if checkpoint_parts.is_same(delta.tensors, target):
+            raise ValueError(_checks.message(
+                "target", "another prefix than that of a delta", target,
+                delta.path))
     checkpoint_parts.write(target, _tensors(base, deltas))
     return target
 

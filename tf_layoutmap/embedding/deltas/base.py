@@ -119,7 +119,7 @@ def read_tensor(base: Any, key: str) -> Any:
     """
     try:
         return base.get_tensor(key)
-    except (tf.errors.OpError, RuntimeError) as error:
+    except (tf.errors.OpError, IndexError, RuntimeError) as error:
         raise ValueError(
             f"Tensor {key!r} cannot be read from the base, which was cut or "
             f"altered: {error}.") from None

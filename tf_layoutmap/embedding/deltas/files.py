@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,16 +14,15 @@ from tf_layoutmap.embedding.deltas import chain
 from tf_layoutmap.embedding.deltas import meta as meta_file
 from tf_layoutmap.embedding.deltas.chain import Delta
 from tf_layoutmap.embedding.deltas.meta import Meta
-
-# What is being written; nobody reads it.
-_ASIDE = ".writing-"
+from tf_layoutmap.files import operations, staging
 
 
 def remove_leftovers(directory: str) -> None:
-    """Removes what a process that was killed has left half-written."""
+    """Removes what processes that were killed have left half-written."""
     for name in os.listdir(directory):
-        if name.startswith(_ASIDE):
-            shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+        delta = re.match(r"\d{8}(?=\.)", name)
+        if delta:
+            staging.remove_leftovers(os.path.join(directory, delta[0]))
 
 
 def write(
@@ -42,41 +41,26 @@ def write(
       OSError: If it cannot be written, or there is one of this number.
     """
     path = os.path.join(directory, chain.name_of(sequence))
-    aside = os.path.join(
-        directory, f"{_ASIDE}{chain.name_of(sequence)}-{os.getpid()}")
-    os.mkdir(aside)
-    try:
-        with tf.device("CPU:0"):
+    with staging.staged(os.path.abspath(path)) as folder:
+        new = os.path.join(folder, "new")
+        os.mkdir(new)
+        with tf.device("CPU:0"), operations.os_errors(path):
             tf.raw_ops.SaveV2(
-                prefix=os.path.join(aside, chain.TENSORS),
+                prefix=os.path.join(new, chain.TENSORS),
                 tensor_names=list(tensors),
                 shape_and_slices=[""] * len(tensors),
                 tensors=list(tensors.values()))
         meta = make_meta({
-            name: {"num_bytes": os.path.getsize(os.path.join(aside, name)),
-                   "sha256": chain.checksum(os.path.join(aside, name))}
-            for name in sorted(os.listdir(aside))})
-        with open(os.path.join(aside, meta_file.FILE), "w",
+            name: {"num_bytes": os.path.getsize(os.path.join(new, name)),
+                   "sha256": chain.checksum(os.path.join(new, name))}
+            for name in sorted(os.listdir(new))})
+        with open(os.path.join(new, meta_file.FILE), "w",
                   encoding="utf-8") as file:
             file.write(meta.to_json())
-        for name in os.listdir(aside):
-            sync(os.path.join(aside, name))
-        sync(aside)
+        operations.sync_tree(new)
         if os.path.exists(path):
             raise FileExistsError(
                 f"{path!r} is there already: another writer has written it.")
-        os.rename(aside, path)
-        sync(directory)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        os.rename(new, path)
+        operations.sync(directory)
     return Delta(path, meta)
-
-
-def sync(path: str) -> None:
-    """Waits until the disk has a file, or the names in a directory."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

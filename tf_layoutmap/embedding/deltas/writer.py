@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Mapping
 from concurrent import futures
@@ -16,7 +15,8 @@ from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import chain, compare, files, watched
 from tf_layoutmap.embedding.deltas.chain import Delta
 from tf_layoutmap.embedding.deltas.meta import Meta
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.files import operations
+from tf_layoutmap.vocabulary import checkpoint_parts, state
 
 Array = np.ndarray[Any, Any]
 
@@ -84,13 +84,14 @@ class DeltaWriter:
           NotImplementedError: Under a strategy of several processes.
         """
         self._directory = os.fspath(directory)
-        self._base = os.fspath(base)
+        self._base = checkpoint_parts.prefix_of(base)
         inner = watched.embeddings_of(embedding)
         self._fingerprint = chain.fingerprint(self._base)
         prefixes = [base_file.find_prefix(self._base, one, root)
                     for one in inner]
-        for path in glob.glob(f"{glob.escape(self._base)}.*"):
-            files.sync(path)
+        for path in (*checkpoint_parts.data_files(self._base),
+                     f"{self._base}.index"):
+            operations.sync(path)
         os.makedirs(self._directory, exist_ok=True)
         files.remove_leftovers(self._directory)
         self._deltas = chain.read(self._directory, self._base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,7 @@ from tf_layoutmap.embedding.inspection import (
 )
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import structure
+from tf_layoutmap.files import replacing
 from tf_layoutmap.sharded.routing.shards import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -76,8 +78,17 @@ class IdReport:
         return html_report.page(self)
 
     def save_html(self, path: Any):
-        """Writes `html()` to a file."""
-        pathlib.Path(path).write_text(self.html(), encoding="utf-8")
+        """Writes `html()` to a file.
+
+        Args:
+          path: Of the file; one that is there is replaced.
+
+        Raises:
+          OSError: If it cannot be written. `path` is as it was then.
+        """
+        html = self.html()
+        with replacing.replacing_file(os.fspath(path)) as new:
+            pathlib.Path(new).write_text(html, encoding="utf-8")
 
 
 def inspect_ids(

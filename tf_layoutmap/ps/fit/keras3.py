@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private, _strategies
+from tf_layoutmap.files import replacing
 from tf_layoutmap.ps.fit import arguments, loop
 
 
@@ -163,14 +163,9 @@ def save_weights(original: Callable[..., Any], model: Any, filepath: Any,
             # Keras asks, or refuses, or writes it aside itself.
             not overwrite or "://" in path or max_shard_size is not None):
         return original(model, filepath, overwrite, max_shard_size)
-    aside = f"{path.removesuffix(_WEIGHTS)}.being-written{_WEIGHTS}"
-    try:
+    with replacing.replacing_file(path) as aside:
         original(model, aside)
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(aside)
-        raise
+    return None
 
 
 def _in_coordinator(original: Callable[..., Any], model: Any, args: Any,

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.files import operations
 from tf_layoutmap.serving.tables.packing import RowFormat
 
 # Yields neighbouring rows, from the first on.
@@ -54,23 +55,29 @@ class StoredVariable(_tf_private.Trackable):
           prefix: Of the checkpoint, which knows the variable and has no value
             of it.
           blocks: Gives `[rows of the block, form.width]` each.
+
+        Raises:
+          OSError: If they cannot be written.
         """
         parts = [f"{prefix}-others"]
-        _rename(prefix, parts[0])
+        with operations.os_errors(prefix):
+            _rename(prefix, parts[0])
         start = 0
         for block in blocks():
             parts.append(f"{prefix}-{len(parts)}")
             spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
                 full_name=self.name, full_shape=self.shape.as_list(),
                 var_offset=[start, 0], var_shape=list(block.shape)).spec
-            tf.raw_ops.SaveV2(
-                prefix=parts[-1], tensor_names=[self._key],
-                shape_and_slices=[spec], tensors=[block])
+            with operations.os_errors(prefix):
+                tf.raw_ops.SaveV2(
+                    prefix=parts[-1], tensor_names=[self._key],
+                    shape_and_slices=[spec], tensors=[block])
             start += len(block)
         assert start == self.shape[0], (start, self.shape)
-        tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=parts, destination_prefix=prefix,
-            delete_old_dirs=False)
+        with operations.os_errors(prefix):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=parts, destination_prefix=prefix,
+                delete_old_dirs=False)
 
     # What TensorFlow asks of a variable that it exports.
 

@@ -1,0 +1,58 @@
+"""What a process that is killed between two file operations leaves."""
+
+import contextlib
+import os
+import shutil
+
+from tf_layoutmap import _ops
+
+# All that change what names stand for, and what makes them last.
+_OPERATIONS = ("fsync", "mkdir", "remove", "rename", "replace", "rmdir",
+               "unlink")
+
+
+class Snapshots:
+    """Copies of a folder, before and after each file operation.
+
+    Attributes:
+      folders: The copies, each of the state that SIGKILL would leave there.
+      calls: The operations: name, first argument.
+    """
+
+    def __init__(self, folder, copies):
+        self._folder, self._copies = folder, copies
+        self._is_copying = False
+        self.folders, self.calls = [], []
+
+    def take(self):
+        """Makes a copy."""
+        self._is_copying = True
+        try:
+            copy = self._copies / f"{len(self.folders):04d}"
+            shutil.copytree(self._folder, copy, symlinks=True)
+            self.folders.append(copy)
+        finally:
+            self._is_copying = False
+
+    def _around(self, name, function):
+        def call(*args, **kwargs):
+            if self._is_copying:
+                return function(*args, **kwargs)
+            self.calls.append((name, args[0]))
+            self.take()
+            found = function(*args, **kwargs)
+            self.take()
+            return found
+        return call
+
+    @contextlib.contextmanager
+    def of_operations(self, monkeypatch):
+        """Makes copies around all operations in the block."""
+        with monkeypatch.context() as patched:
+            for module, names in (
+                    (os, _OPERATIONS), (_ops, ("exchange_paths",))):
+                for name in names:
+                    patched.setattr(
+                        module, name,
+                        self._around(name, getattr(module, name)))
+            yield self

@@ -1,0 +1,169 @@
+"""Files and folders that are replaced completely or not at all."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tests.files import snapshots
+from tf_layoutmap import _ops
+from tf_layoutmap.files import operations, paths, replacing, staging
+
+
+def folder_of(path, text):
+    (path / "inner").mkdir(parents=True)
+    (path / "a").write_text(text)
+    (path / "inner" / "b").write_text(text)
+    return path
+
+
+def text_of(path):
+    one, two = (path / "a").read_text(), (path / "inner" / "b").read_text()
+    assert one == two
+    return one
+
+
+def replace(target, text):
+    with staging.staged(str(target)) as folder:
+        new = folder_of(target.parent / folder / "new", text)
+        replacing.replace_folder(str(new), str(target))
+
+
+def test_a_path_is_the_same_however_it_is_spelled(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("")
+    (tmp_path / "link").symlink_to("real")
+    os.link(tmp_path / "real" / "file", tmp_path / "hard")
+    monkeypatch.chdir(tmp_path)
+    for other in ("real/file", "./real//file", "link/file", "hard",
+                  "real/../link/file", f"file://{tmp_path}/real/file"):
+        assert paths.is_same(other, str(tmp_path / "real" / "file")), other
+    assert paths.is_same("real/", "link") and paths.is_same("new/", "new")
+    assert not paths.is_same("real", "real/file")
+    assert not paths.is_same("new", "other")
+    assert paths.is_same("gs://a/b/", "gs://a/b")
+    assert not paths.is_same("gs://a/b", "a/b")
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_is_replaced(can_exchange, tmp_path, monkeypatch):
+    if not can_exchange:
+        def refuse(*_):
+            raise OSError(errno.EINVAL, "not on this file system")
+        monkeypatch.setattr(_ops, "exchange_paths", refuse)
+    target = tmp_path / "target"
+    for text in ("one", "two", "three"):
+        replace(target, text)
+        assert text_of(target) == text
+        assert os.listdir(tmp_path) == ["target"]
+
+
+def test_a_folder_is_complete_wherever_a_writer_is_killed(
+        tmp_path, monkeypatch):
+    target = folder_of(tmp_path / "all" / "target", "old")
+    taken = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
+    with taken.of_operations(monkeypatch):
+        replace(target, "new")
+    found = [text_of(one / "target") for one in taken.folders]
+    assert found == sorted(found, reverse=True)
+    assert {*found} == {"old", "new"}
+    # The disk has all of it before it gets the name.
+    names = [name for name, _ in taken.calls]
+    assert names.index("exchange_paths") > names.index("fsync") + 3
+    # The next writer removes what a killed one has left.
+    for one in taken.folders:
+        replace(one / "target", "next")
+        assert text_of(one / "target") == "next"
+        assert os.listdir(one) == ["target"]
+
+
+def test_what_a_writer_took_away_is_put_back(tmp_path):
+    """A writer was killed where folders cannot be exchanged."""
+    target = tmp_path / "target"
+    folder_of(tmp_path / f"target.partial-{'0' * 16}" / "old", "old")
+    with staging.staged(str(target)):
+        assert text_of(target) == "old"
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_what_living_writers_write_stays(tmp_path):
+    target = str(tmp_path / "target")
+    program = ("import fcntl, os, sys\n"
+               "handle = os.open(sys.argv[1], os.O_RDONLY)\n"
+               "fcntl.flock(handle, fcntl.LOCK_EX)\n"
+               "print('locked', flush=True)\n"
+               "sys.stdin.read()\n")
+    theirs = f"{target}.partial-{'1' * 16}"
+    os.mkdir(theirs)
+    # Neither what has another name, nor what is no folder.
+    others = [f"{target}.partial-1", f"{target}2.partial-{'0' * 16}",
+              f"{target}.partial-{'2' * 16}"]
+    for other in others:
+        with open(other, "w", encoding="utf-8"):
+            pass
+    with subprocess.Popen([sys.executable, "-c", program, theirs], text=True,
+                          stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            with staging.staged(target) as one, staging.staged(target) as two:
+                assert os.path.isdir(theirs)
+                assert os.path.isdir(one) and os.path.isdir(two)
+            with pytest.raises(OSError, match="another process or thread is "
+                               "writing it.*target") as caught:
+                with staging.staged(target, alone=True):
+                    pass
+            assert caught.value.errno == errno.EBUSY
+        finally:
+            process.kill()
+    with staging.staged(target, alone=True):
+        assert not os.path.exists(theirs)
+    assert all(os.path.exists(other) for other in others)
+    assert len(os.listdir(tmp_path)) == len(others)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    leftover = tmp_path / f"target.partial-{'0' * 16}"
+    leftover.mkdir()
+    replace(tmp_path / "target", "one")
+    assert text_of(tmp_path / "target") == "one"
+    assert leftover.exists()  # Nobody knows whether its writer is alive.
+
+
+def test_a_link_to_a_file_stays_one(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("old")
+    (tmp_path / "link").symlink_to("real/file")
+    with pytest.raises(ZeroDivisionError):
+        with replacing.replacing_file(str(tmp_path / "link")) as new:
+            with open(new, "w", encoding="utf-8") as file:
+                file.write("half")
+            raise ZeroDivisionError
+    assert (tmp_path / "real" / "file").read_text() == "old"
+    with replacing.replacing_file(str(tmp_path / "link")) as new:
+        with open(new, "w", encoding="utf-8") as file:
+            file.write("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "file").read_text() == "new"
+    assert os.listdir(tmp_path / "real") == ["file"]
+
+
+@pytest.mark.parametrize(("error", "number"), [
+    (tf.errors.ResourceExhaustedError, errno.ENOSPC),
+    (tf.errors.PermissionDeniedError, errno.EACCES),
+    (tf.errors.NotFoundError, errno.ENOENT),
+    (tf.errors.UnavailableError, errno.EIO)])
+def test_errors_of_tensorflow_are_of_the_system(error, number):
+    with pytest.raises(OSError, match="^.Errno .*] x.data; why: 'x'$") as one:
+        with operations.os_errors("x"):
+            raise error(None, None, "{{function_node __wrapped__SaveV2_device_"
+                        "/job:a/device:CPU:0}} x.data; why [Op:SaveV2]")
+    assert one.value.errno == number
