@@ -1,7 +1,10 @@
 """The functions of the how-to page, which a server has instead of us."""
 
+import hashlib
+import json
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -46,6 +49,8 @@ def test_a_served_model_answers_as_the_one_that_trains(
     tf.saved_model.save(Served(one), str(tmp_path / "model"))
     served = tf.saved_model.load(str(tmp_path / "model"))
     writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    fingerprint = hashlib.sha256(
+        pathlib.Path(f"{base}.index").read_bytes()).hexdigest()
     last, asked = None, (tf.range(300, dtype=tf.int64),
                          tf.range(40, dtype=tf.int64))
     for step in range(6, 18, 3):
@@ -54,7 +59,8 @@ def test_a_served_model_answers_as_the_one_that_trains(
         one.vocabularies["words"].evict(
             one.vocabularies["words"].keys()[::9])
         writer.write()
-        path, last = server["next_delta"](str(tmp_path / "deltas"), last)
+        path, last = server["next_delta"](
+            str(tmp_path / "deltas"), fingerprint, last)
         for table, variables in served.embedding._variables.items():
             server["apply_delta"](
                 path, table, variables["parameters"],
@@ -64,20 +70,69 @@ def test_a_served_model_answers_as_the_one_that_trains(
         for name, value in wanted.items():
             np.testing.assert_array_equal(found[name], value)
         assert np.any(found["word"][:, 0] == 0) and np.any(found["word"])
-    assert server["next_delta"](str(tmp_path / "deltas"), last) is None
+    assert server["next_delta"](
+        str(tmp_path / "deltas"), fingerprint, last) is None
 
 
-def test_a_server_refuses_what_does_not_follow(server, tmp_path):
+@pytest.fixture(scope="module")
+def two_deltas(tmp_path_factory):
+    """A folder with two deltas, and the fingerprint of their base."""
+    where = tmp_path_factory.mktemp("deltas")
     one = cases.embedding()
-    base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    base = cases.save(one, where / "base")
+    writer = tlm.DeltaWriter(one, where / "deltas", base=base)
     for step in range(2):
         cases.train(one, step)
         writer.write()
-    _, first = server["next_delta"](str(tmp_path), None)
+    return where / "deltas", hashlib.sha256(
+        pathlib.Path(f"{base}.index").read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def ask(server, two_deltas, tmp_path):
+    """Asks for the next delta of a copy, which is `tmp_path / "copy"`."""
+    shutil.copytree(two_deltas[0], tmp_path / "copy")
+    return lambda last, base=two_deltas[1]: server["next_delta"](
+        str(tmp_path / "copy"), base, last)
+
+
+def test_a_server_refuses_what_does_not_follow(ask, tmp_path):
+    _, first = ask(None)
     with pytest.raises(ValueError, match="00000002 does not follow"):
-        server["next_delta"](str(tmp_path), {**first, "seal": "another"})
-    data = tmp_path / "00000002" / "delta.data-00000-of-00001"
+        ask({**first, "seal": "another"})
+    data = tmp_path / "copy" / "00000002" / "delta.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(ValueError, match="delta.data.* was cut or altered"):
-        server["next_delta"](str(tmp_path), first)
+        ask(first)
+
+
+def test_a_server_refuses_deltas_of_another_base(ask):
+    _, first = ask(None)
+    for last in (None, first):
+        with pytest.raises(ValueError, match="0000000. is of another base"):
+            ask(last, base="0" * 64)
+
+
+@pytest.mark.parametrize("change", [
+    lambda meta: meta["tables"]["words"].update(to_step=7),
+    lambda meta: meta["tables"].pop("kinds"),
+    lambda meta: meta.update(base="0" * 64),
+    lambda meta: meta["files"].clear(),
+    lambda meta: meta.update(seal="0" * 64),
+    lambda meta: meta.pop("seal"),
+    lambda meta: meta.update(format=3),
+    lambda meta: meta.update(more=1)])
+def test_a_server_refuses_an_altered_meta_file(change, ask, tmp_path):
+    file = tmp_path / "copy" / "00000001" / "meta.json"
+    meta = json.loads(file.read_text())
+    change(meta)
+    file.write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="00000001/meta.json was altered"):
+        ask(None)
+
+
+def test_a_server_refuses_half_a_meta_file(ask, tmp_path):
+    file = tmp_path / "copy" / "00000001" / "meta.json"
+    file.write_text(file.read_text()[:40])
+    with pytest.raises(ValueError):
+        ask(None)
