@@ -2,7 +2,11 @@
 
 import json
 import os
+import pathlib
 import shutil
+import subprocess
+import sys
+import threading
 
 import pytest
 import tensorflow as tf
@@ -10,6 +14,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.embedding.deltas import cases
 from tests.files import full_disk, snapshots
+
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +238,49 @@ def test_one_checkpoint_is_complete_wherever_a_process_is_killed(
         files = {path.name for path in one.iterdir()}
         assert "full.index" in files
         assert len({name[-5:] for name in files}) == 2, files
+
+
+@pytest.mark.slow  # A process that starts TensorFlow and is killed often.
+def test_a_process_that_is_killed_leaves_one_checkpoint(
+        replaced, written, tmp_path):
+    target, _, old, new = replaced
+    program = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/embedding/deltas/killed_apply.py"),
+         str(written / "one-1"), str(written / "one_deltas"), str(target)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)})
+    timer = threading.Timer(300, program.kill)
+    timer.start()
+    before = [(path, path.read_bytes()) for path in target.parent.iterdir()]
+    found = []
+    try:
+        for count in range(2, 500, 5):
+            program.stdin.write(f"{count}\n")
+            program.stdin.flush()
+            line = program.stdout.readline()
+            now = cases.tensors(str(target))
+            assert now in (old, new)
+            found.append(now == new)
+            if line == "done\n":
+                break
+            assert line == "killed\n"
+            # What is left is what the next one begins with, but its contents
+            # are the old ones again.
+            if now == new:
+                for path in target.parent.glob("full.*"):
+                    if path.is_file():
+                        path.unlink()
+                for path, contents in before:
+                    path.write_bytes(contents)
+    finally:
+        timer.cancel()
+        program.stdin.close()
+        program.kill()
+        program.wait(60)
+        program.stdout.close()
+    assert line == "done\n" and len(found) > 12
+    assert found == sorted(found) and found[-1] and not found[0]
+    assert not list(target.parent.glob("*partial*"))
 
 
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(replaced):
