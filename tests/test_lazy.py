@@ -33,7 +33,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error_with_the_others():
 
 # Prints, for each public name, what asking for it raises.
 ASK = """
-import json, sys, types
+import json, sys, traceback, types
 
 class Hidden:
     # As Python says it: for the first that it cannot find.
@@ -47,7 +47,7 @@ if "tensorflow" in sys.argv:
 for name in {"keras", "tf_keras"} & set(sys.argv):
     sys.modules[name] = None
 import tf_layoutmap
-said = {}
+said, longest = {}, [0]
 
 def ask(module):
     for name in module.__all__:
@@ -56,6 +56,8 @@ def ask(module):
         except Exception as error:
             said[f"{module.__name__}.{name}"] = (
                 f"{type(error).__name__}: {error}")
+            lines = "".join(traceback.format_exception(error)).splitlines()
+            longest[0] = max(longest[0], len(lines))
         else:
             if isinstance(value, types.ModuleType) and (
                     hasattr(value, "__all__")):
@@ -69,7 +71,7 @@ for name in ("sharded", "dtensor", "server", "layout", "emulation"):
         importlib.import_module(f"tf_layoutmap.{name}")
     except Exception as error:
         said[f"tf_layoutmap.{name}"] = f"{type(error).__name__}: {error}"
-print(json.dumps(said))
+print(json.dumps([said, longest[0]]))
 """
 
 
@@ -77,7 +79,10 @@ def asked_without(*packages):
     done = subprocess.run(
         [sys.executable, "-c", ASK, *packages], capture_output=True, text=True,
         timeout=120, check=True)
-    return json.loads(done.stdout)
+    said, longest = json.loads(done.stdout)
+    # Lines of a traceback: none is of what Keras and we import before.
+    assert 0 < longest <= 10
+    return said
 
 
 def public_names(module=tf_layoutmap):
@@ -117,6 +122,28 @@ def test_without_keras_what_needs_it_says_so_and_the_rest_works():
         assert "needs Keras 3, which is not installed" in sentence
         assert 'pip install "keras==3.15.*"' in sentence
     assert set(said) < public_names()
+
+
+# The same under a TensorFlow of another version, which is never loaded.
+OTHER_VERSION = ASK.replace("import tf_layoutmap\n", """
+import tensorflow
+tensorflow.__version__ = "2.20.1"
+import tf_layoutmap
+""", 1)
+
+
+def test_another_tensorflow_is_refused_in_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_VERSION], capture_output=True, text=True,
+        timeout=120, check=True)
+    said, longest = json.loads(done.stdout)
+    assert {*said.values()} == {
+        "ImportError: tf_layoutmap supports TensorFlow 2.21.* only. Received: "
+        "TensorFlow 2.20.1. Install the supported one: pip install "
+        '"tensorflow-cpu==2.21.*" (or tensorflow).'}
+    assert {"tf_layoutmap.ShardedVariable", "tf_layoutmap.layers.TPUEmbedding",
+            "tf_layoutmap.LayoutMap", "tf_layoutmap.server"} <= said.keys()
+    assert 0 < longest <= 10
 
 
 @pytest.mark.parametrize("name", [

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tf_layoutmap import _ops
+from tf_layoutmap import _ops, _requirements
 
 PACKAGE = pathlib.Path(_ops.__file__).parent
 
@@ -68,6 +68,9 @@ def test_another_minor_version_is_refused_before_loading(tmp_path, version):
     message = import_error(tmp_path, fake_tensorflow(version))
     assert message.startswith("ImportError")
     assert f"Received: TensorFlow {version}." in message
+    # What any door to private names says, too.
+    assert message.removeprefix("ImportError ") == str(
+        _requirements.other_version("tensorflow", version, "2.21"))
     assert "supports TensorFlow 2.21.* only" in message
     assert 'pip install "tensorflow-cpu==2.21.*"' in message
 

@@ -41,17 +41,17 @@ def test_a_version_with_all_the_names_is_refused_too(
     assert sentence.startswith(f"tf_layoutmap supports {title} ")
     assert f"Received: {title} {version}." in sentence
     assert sentence.endswith(
-        f"Install a supported one: pip install {install}.")
+        f"Install the supported one: pip install {install}.")
 
 
 @pytest.mark.parametrize("version", ["3.15.0", "3.15.7", "3.15.2-rc1"])
 def test_any_patch_version_is_accepted(version):
-    PrivateNames("Keras", "keras.src", version, ("3.15",))
+    PrivateNames("Keras", "keras.src", version, "3.15")
 
 
 def test_the_versions_here_are_the_supported_ones():
-    assert keras.__version__.startswith(_keras_private.SUPPORTED_VERSIONS)
-    assert tf.__version__.startswith(_tf_private.SUPPORTED_VERSIONS)
+    assert keras.__version__.startswith(_keras_private.SUPPORTED_VERSION)
+    assert tf.__version__.startswith(_tf_private.SUPPORTED_VERSION)
 
 
 def somebody_elses(*args, **kwargs):
@@ -72,7 +72,7 @@ def test_a_replaced_class_is_said_to_be_replaced(monkeypatch):
 
 
 def names_here():
-    return PrivateNames("Keras", "keras.src", keras.__version__, ("3.15",))
+    return PrivateNames("Keras", "keras.src", keras.__version__, "3.15")
 
 
 def test_a_replaced_method_is_said_to_be_replaced(monkeypatch):

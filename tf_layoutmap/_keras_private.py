@@ -21,7 +21,7 @@ from tf_layoutmap._private_names import PrivateNames
 
 # One minor version: what passes through our hooks changes with each. With 3.14
 # all names are there, and slot variables are replicated, without an error.
-SUPPORTED_VERSIONS = (_requirements.KERAS,)
+SUPPORTED_VERSION = _requirements.KERAS
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -30,7 +30,7 @@ if keras.backend.backend() != "tensorflow":
         "before Keras is imported.")
 
 _NAMES = PrivateNames(
-    "Keras", "keras.src", keras.__version__, SUPPORTED_VERSIONS)
+    "Keras", "keras.src", keras.__version__, SUPPORTED_VERSION)
 _private = _NAMES.find
 _method = _NAMES.check_method
 _refuse = _NAMES.refusal

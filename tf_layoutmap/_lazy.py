@@ -34,11 +34,13 @@ def exports(package: str, homes: dict[str, str]) -> tuple[
         module_name, _, attribute = homes[name].partition(":")
         try:
             value = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            missing = _requirements.not_installed(f"{package}.{name}", error)
-            if missing is None:
+        except ImportError as error:
+            refusal = _requirements.refusal(f"{package}.{name}", error)
+            if refusal is None:
                 raise
-            raise missing from error
+            # Without the traceback of what Keras or this package imported
+            # until then, which is long and says no more.
+            raise refusal.with_traceback(None) from None
         if attribute:
             value = getattr(value, attribute)
         setattr(sys.modules[package], name, value)

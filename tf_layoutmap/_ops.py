@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_layoutmap import _requirements, _version
-from tf_layoutmap._requirements import minor as _minor
 
 _LIBRARY = pathlib.Path(__file__).with_name("_layoutmap_ops.so")
 _EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
@@ -30,13 +29,10 @@ _PREFIX = "layout_map_"
 
 def _check_version(found: str, built_for: str) -> None:
     """Refuses a TensorFlow of another minor version than the build's."""
-    wanted = _minor(built_for)
-    if _minor(found) != wanted:
-        raise ImportError(
-            f"This build of tf_layoutmap supports TensorFlow {wanted}.* only. "
-            f"Received: TensorFlow {found}. Install the supported one: "
-            f'pip install "tensorflow-cpu=={wanted}.*" (or tensorflow), or '
-            f"a tf_layoutmap built for TensorFlow {_minor(found)}.")
+    other = _requirements.other_version(
+        "tensorflow", found, _requirements.minor(built_for))
+    if other is not None:
+        raise other
 
 
 def _version_built_for() -> str:

@@ -19,14 +19,14 @@ class PrivateNames:
     """
 
     def __init__(self, title: str, root: str, version: str,
-                 supported: tuple[str, ...]):
+                 supported: str):
         """Takes what messages say, and compares the version.
 
         Args:
           title: Name of the package for readers.
           root: The module below which the names are.
           version: The one that is installed.
-          supported: Minor versions, such as `"2.21"`.
+          supported: The minor version, such as `"2.21"`.
 
         Raises:
           ImportError: The version is not supported.
@@ -35,14 +35,13 @@ class PrivateNames:
         self._package = root.partition(".")[0]
         self._title = title
         self._which = f"{title} {version}"
-        versions = " or ".join(f"{one}.*" for one in supported)
-        self._needs = f"tf_layoutmap supports {title} {versions}."
+        self._needs = _requirements.needs(self._package, supported)
         self._remedy = (
-            "Install a supported one: "
+            "Install the supported one: "
             f"{_requirements.remedy(self._package)}.")
-        if _requirements.minor(version) not in supported:
-            raise ImportError(
-                f"{self._needs} Received: {self._which}. {self._remedy}")
+        other = _requirements.other_version(self._package, version, supported)
+        if other is not None:
+            raise other
 
     def refusal(self, missing: str) -> ImportError:
         """Returns the error for a package `which ...`, with the remedy."""

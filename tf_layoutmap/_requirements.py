@@ -38,6 +38,37 @@ def remedy(package: str) -> str:
     return f"pip install {_PACKAGES[package][1]}"
 
 
+def needs(package: str, supported: str) -> str:
+    """Returns the sentence that says which versions are supported.
+
+    >>> needs("keras", "3.15")
+    'tf_layoutmap supports Keras 3.15.* only.'
+    """
+    title = _PACKAGES[package][0].removesuffix(" 3")
+    return f"tf_layoutmap supports {title} {supported}.* only."
+
+
+def other_version(
+    package: str, version: str, supported: str,
+) -> ImportError | None:
+    """Returns the error for another minor version of a package.
+
+    Args:
+      package: The name that is imported.
+      version: The one that is installed.
+      supported: The minor version that is supported, such as `"2.21"`.
+
+    Returns:
+      An ImportError with the remedy; None when it is that version.
+    """
+    if minor(version) == supported:
+        return None
+    title = _PACKAGES[package][0].removesuffix(" 3")
+    return ImportError(
+        f"{needs(package, supported)} Received: {title} {version}. "
+        f"Install the supported one: {remedy(package)}.", name=package)
+
+
 def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
     """Returns the error for a package that is missing as a whole.
 
@@ -55,3 +86,19 @@ def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
     return ImportError(
         f"{who} needs {title}, which is not installed. Install it: "
         f"{remedy(error.name)}.", name=error.name)
+
+
+def refusal(who: str, error: ImportError) -> ImportError | None:
+    """Returns the error with the remedy for what an import raised.
+
+    Args:
+      who: What needs the import.
+      error: What it raised.
+
+    Returns:
+      As `not_installed`; or the error itself, if it is from this module.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return not_installed(who, error)
+    is_own = error.name in _PACKAGES and str(error).startswith("tf_layoutmap")
+    return error if is_own else None

@@ -13,10 +13,10 @@ import tf_keras
 from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
 
-SUPPORTED_VERSIONS = (_requirements.TF_KERAS,)
+SUPPORTED_VERSION = _requirements.TF_KERAS
 
 _NAMES = PrivateNames(
-    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSIONS)
+    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSION)
 
 # tf_keras makes weights without a value under its own scope for layouts, and
 # swaps each for a DVariable once its place in the model is known.

@@ -16,10 +16,10 @@ import tensorflow as tf
 from tf_layoutmap import _requirements
 from tf_layoutmap._private_names import PrivateNames
 
-SUPPORTED_VERSIONS = (_requirements.TENSORFLOW,)
+SUPPORTED_VERSION = _requirements.TENSORFLOW
 
 _PACKAGE: dict[str, Any] = dict(
-    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSIONS)
+    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSION)
 _private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
 _DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)
 

@@ -5,8 +5,11 @@ from tf_layoutmap import _requirements
 try:
     import tf_keras as _tf_keras  # noqa: F401
 except ModuleNotFoundError as _error:
-    raise _requirements.not_installed(
-        "tf_layoutmap.layers.tf_keras", _error) or _error from _error
+    _missing = _requirements.not_installed(
+        "tf_layoutmap.layers.tf_keras", _error)
+    if _missing is None:
+        raise
+    raise _missing from None
 
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
