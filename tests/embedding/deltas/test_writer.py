@@ -87,12 +87,12 @@ def test_a_process_that_starts_again_goes_on(tmp_path):
         cases.train(one, step)
         writer.write()
     # Of a writer that was killed.
-    (tmp_path / f"00000005.partial-{'0' * 16}").mkdir()
+    (tmp_path / f".writing-00000005.partial-{'0' * 16}").mkdir()
     again = cases.embedding(num_shards=3)
     full = check(one, base, tmp_path, tmp_path)
     tf.train.Checkpoint(embedding=again).restore(full)
     writer = tlm.DeltaWriter(again, tmp_path, base=base)
-    assert not list(tmp_path.glob("*partial*"))
+    assert not list(tmp_path.glob(".writing*"))
     assert len(writer.deltas) == 4
     for step in range(4, 8):
         cases.train(again, step)

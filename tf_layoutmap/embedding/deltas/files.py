@@ -16,11 +16,15 @@ from tf_layoutmap.embedding.deltas.chain import Delta
 from tf_layoutmap.embedding.deltas.meta import Meta
 from tf_layoutmap.files import operations, staging
 
+# What begins the names of folders in which deltas are being written. Programs
+# that look for deltas by their numbers do not find them.
+_ASIDE = ".writing-"
+
 
 def remove_leftovers(directory: str) -> None:
     """Removes what processes that were killed have left half-written."""
     for name in os.listdir(directory):
-        delta = re.match(r"\d{8}(?=\.)", name)
+        delta = re.match(re.escape(_ASIDE) + r"\d{8}(?=\.)", name)
         if delta:
             staging.remove_leftovers(os.path.join(directory, delta[0]))
 
@@ -41,7 +45,8 @@ def write(
       OSError: If it cannot be written, or there is one of this number.
     """
     path = os.path.join(directory, chain.name_of(sequence))
-    with staging.staged(os.path.abspath(path)) as folder:
+    aside = os.path.join(directory, f"{_ASIDE}{chain.name_of(sequence)}")
+    with staging.staged(os.path.abspath(aside)) as folder:
         new = os.path.join(folder, "new")
         os.mkdir(new)
         with tf.device("CPU:0"), operations.os_errors(path):
