@@ -48,6 +48,19 @@ def is_only_for_shapes() -> bool:
     return getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
 
 
+# The same where it builds a subclassed model.
+_BUILD_GRAPH = "build_graph"
+if _BUILD_GRAPH not in inspect.unwrap(_NAMES.find(
+        "engine.training", "Model.build")).__code__.co_consts:
+    raise _NAMES.refusal(f"where `Model.build` names no {_BUILD_GRAPH!r}")
+
+
+def is_building_a_model() -> bool:
+    """Whether `Model.build` calls a layer, with floats in place of inputs."""
+    graph = tf.compat.v1.get_default_graph()
+    return getattr(graph, "name", "") == _BUILD_GRAPH
+
+
 # How numbers get into variables: set_weights, load, callbacks.
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")

@@ -49,6 +49,47 @@ def rows_by_key(layer):
 
 
 @both
+@pytest.mark.parametrize("kind", ["open", "closed", "tpu"])
+def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
+        version, layers, kind, tmp_path):
+    """Keras builds the model that it loads with floats in place of ids."""
+    def table(name):
+        if kind == "tpu":
+            return layers.TPUEmbedding(
+                tpu.FeatureConfig(tpu.TableConfig(100, 1, name=name)),
+                tpu.Adagrad(0.5), name=name,
+                vocabularies={name: tlm.OpenVocabulary(100)})
+        # More rows than float32 has whole numbers.
+        rows = tlm.OpenVocabulary(100) if kind == "open" else 2**24 + 3
+        return layers.ShardedEmbedding(
+            rows, 1, optimizer=tpu.Adagrad(0.5), name=name,
+            embeddings_initializer="ones" if kind == "closed" else "uniform")
+
+    class Pair(version.Model):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            self.first, self.second = table("first"), table("second")
+            self.top = version.layers.Dense(1)
+
+        def call(self, ids):
+            return self.top(tf.reshape(
+                self.first(ids[:, :1]) + self.second(ids[:, 1:]), [-1, 1]))
+
+    model = Pair()
+    model.compile("sgd", "mse")
+    ids, labels = np.arange(20).reshape(10, 2), np.ones([10, 1])
+    model.fit(ids, labels, verbose=0)
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    again = version.models.load_model(path, custom_objects={"Pair": Pair})
+    for _ in range(2):
+        np.testing.assert_array_equal(
+            again.predict(ids, verbose=0), model.predict(ids, verbose=0))
+        for one in (model, again):
+            one.fit(ids, labels, verbose=0, shuffle=False)
+
+
+@both
 @pytest.mark.parametrize("dtype", [str, np.int64])
 def test_fit_inserts_and_nothing_else_does(version, layers, dtype):
     model, layer = model_of(

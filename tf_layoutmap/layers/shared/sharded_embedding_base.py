@@ -226,8 +226,8 @@ class EmbeddingCore(LayerBase):
         return self._key_table.vocabulary
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
-        """Its vocabulary by the layer's name, if it has one."""
-        found = self.vocabulary
+        """Its vocabulary by the layer's name, if it has one by now."""
+        found = self.vocabulary if self.built else None
         return {} if found is None else {self.name: found}
 
     # The lookup.
@@ -250,27 +250,32 @@ class EmbeddingCore(LayerBase):
         self._refuse_other_keras(inputs)
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
+        if isinstance(inputs, tf.Tensor) and self._is_traced_for_shapes():
+            # Whatever the dtype: Keras builds a subclassed model that it loads
+            # with floats for all inputs.
+            return tf.zeros(
+                tf.concat([tf.shape(inputs), [self.output_dim]], 0),
+                self.compute_dtype)
         ids = self._ids(inputs)
         if self._key_table is not None:
             return self._rows_of_keys(ids)
         stand_in = stand_ins.of(self)
         if stand_in is not None:
             return tf.cast(stand_in(ids), self.compute_dtype)
-        if self._table is None:
-            # Keras is only after the shape, and makes the table later.
-            return tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0),
-                            self.compute_dtype)
         return tf.cast(self._rows(ids), self.compute_dtype)
 
     def _rows_of_keys(self, keys: tf.Tensor) -> tf.Tensor:
         assert self._key_table is not None
-        if self._is_abstract():
-            # Keras is only after the shape.
-            return tf.zeros(tf.concat([tf.shape(keys), [self.output_dim]], 0),
-                            self.compute_dtype)
         return tf.cast(self._key_table.look_up(
             keys, self._marks_variable(), is_trained=self.trainable),
             self.compute_dtype)
+
+    def _is_traced_for_shapes(self) -> bool:
+        """Whether a call returns zeros, because only its shape is used."""
+        if self._key_table is not None:
+            return self._is_abstract()
+        # Keras makes the weights later.
+        return self._table is None and stand_ins.of(self) is None
 
     def _is_abstract(self) -> bool:
         """Whether this call is for shapes only."""

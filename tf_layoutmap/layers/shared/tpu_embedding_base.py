@@ -152,8 +152,8 @@ class TPUEmbeddingCore(LayerBase):
         return self.embedding.embedding_tables
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
-        """Its open vocabularies, by table."""
-        return self.embedding.vocabularies
+        """Its open vocabularies, by table; none before it is built."""
+        return self.embedding.vocabularies if self.built else {}
 
     def _cast(self, activations: Any) -> Any:
         return tf.nest.map_structure(

@@ -111,6 +111,11 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
         return _tf_keras_private.stateless_seed_of(initializer)
 
+    def _is_traced_for_shapes(self) -> bool:
+        # A layer in a functional model is looked up by ids of its dtype.
+        return (super()._is_traced_for_shapes()
+                or _tf_keras_private.is_building_a_model())
+
     def _marks_variable(self) -> tf.Variable:
         return self._marks
 

@@ -54,9 +54,11 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
 
     def call(self, inputs: Any, weights: Any = None,
              training: bool | None = None) -> Any:
-        # Divided tables are looked up by all processes, in a step.
-        if self._steps.access.is_divided and (
-                _tf_keras_private.is_only_for_shapes()):
+        # Divided tables are looked up by all processes, in a step. A subclassed
+        # model that is loaded is built with floats for all inputs.
+        if _tf_keras_private.is_building_a_model() or (
+                self._steps.access.is_divided
+                and _tf_keras_private.is_only_for_shapes()):
             return self._cast(self._steps.zeros(inputs))
         return super().call(inputs, weights, training)
 
