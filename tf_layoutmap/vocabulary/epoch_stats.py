@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_layoutmap import _checks
 from tf_layoutmap.vocabulary.state import Vocabulary
 
-# Of the epoch, and at its end.
+# Of the epoch.
 _COUNTS = ("num_lookups", "num_admitted", "num_rejected", "num_full",
            "num_evicted", "num_expired")
-_AT_THE_END = ("num_keys", "load")
+# In place of a table's name, for numbers of all tables together.
+ALL_TABLES = "vocabularies"
 NAMES = ("load", "share_known", *_COUNTS, "num_keys")
+
+
+class EpochNumbers(NamedTuple):
+    """The numbers of one epoch.
+
+    Attributes:
+      by_table: `"table/name"` to the value.
+      summary: The same of one table; of several `"vocabularies/name"`, of all
+        tables together.
+    """
+
+    by_table: dict[str, float]
+    summary: dict[str, float]
 
 
 class EpochStats:
@@ -27,7 +42,7 @@ class EpochStats:
         """Takes what to look at.
 
         Args:
-          vocabularies: Returns them, by table, once they are built.
+          vocabularies: Returns them, by table; none before they are built.
           names: Of `NAMES`.
           log_dir: Where TensorBoard finds them, or None.
 
@@ -46,23 +61,33 @@ class EpochStats:
         """Remembers what was before an epoch."""
         self._before = self._read()
 
-    def end(self, epoch: int) -> dict[str, float]:
-        """Returns `{"table/name": value}` of an epoch, and writes them down."""
-        found = {}
-        for table, stats in self._read().items():
+    def end(self, epoch: int) -> EpochNumbers:
+        """Returns the numbers of an epoch, and writes those of each table."""
+        total: collections.Counter[str] = collections.Counter()
+        by_table: dict[str, float] = {}
+        now = self._read()
+        for table, stats in now.items():
             before = self._before.get(table, {})
-            values = {name: stats[name] for name in _AT_THE_END}
+            values = {name: stats[name] for name in ("num_keys", "num_rows")}
             values.update({name: stats[name] - before.get(name, 0)
                            for name in (*_COUNTS, "num_known")})
-            lookups = values["num_lookups"]
-            # Without a lookup none was unknown.
-            values["share_known"] = (
-                values["num_known"] / lookups if lookups else 1.0)
-            found.update({f"{table}/{name}": float(values[name])
-                          for name in self._names})
+            total.update(values)
+            by_table.update(self._named(table, values))
         if self._log_dir is not None:
-            self._write(epoch, found)
-        return found
+            self._write(epoch, by_table)
+        return EpochNumbers(by_table, by_table if len(now) < 2 else
+                            self._named(ALL_TABLES, total))
+
+    def _named(
+        self, table: str, values: Mapping[str, int],
+    ) -> dict[str, float]:
+        lookups = values["num_lookups"]
+        ratios = {
+            "load": values["num_keys"] / values["num_rows"],
+            # Without a lookup none was unknown.
+            "share_known": values["num_known"] / lookups if lookups else 1.0}
+        return {f"{table}/{name}": float({**values, **ratios}[name])
+                for name in self._names}
 
     def _read(self) -> dict[str, dict[str, Any]]:
         return {table: one.stats()

@@ -29,7 +29,9 @@ class VocabularyLoggerBase:
             epoch; and of the epoch `"share_known"`: which share of the lookups
             had a row before, `"num_lookups"`, `"num_admitted"`,
             `"num_rejected"`, `"num_full"`, `"num_evicted"`,
-            `"num_expired"`. See `stats` of a vocabulary.
+            `"num_expired"`. See `stats` of a vocabulary. Of several tables
+            the logs have sums, and the ratios of all tables together, as
+            `"vocabularies/load"`; the history and TensorBoard have each table.
 
         Raises:
           TypeError: If `layer` is none.
@@ -52,7 +54,12 @@ class VocabularyLoggerBase:
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None,
     ) -> None:
-        """Adds to the logs."""
+        """Adds to the logs, and to the history what they do not have."""
         found = self._stats.end(epoch)
         if logs is not None:
-            logs.update(found)
+            logs.update(found.summary)
+        model = getattr(self, "model", None)
+        history = getattr(getattr(model, "history", None), "history", None)
+        if history is not None and found.summary is not found.by_table:
+            for name, value in found.by_table.items():
+                history.setdefault(name, []).append(value)

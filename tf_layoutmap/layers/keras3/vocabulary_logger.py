@@ -14,7 +14,8 @@ class VocabularyLogger(VocabularyLoggerBase, keras.callbacks.Callback):
 
     The progress bar and the history of `fit` show it as `"words/load"`, where
     `words` is the table; TensorBoard, if it has a folder, as
-    `"vocabulary/words/load"`.
+    `"vocabulary/words/load"`. Of several tables the progress bar shows
+    `"vocabularies/load"` and so on, of all of them together.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
