@@ -3,6 +3,7 @@
 Only sources are read; nothing is imported.
 """
 
+import ast
 import pathlib
 import re
 
@@ -35,10 +36,20 @@ def test_a_folder_can_be_read_at_a_glance(folder):
 
 
 def imports():
-    """Module -> modules of ours that it imports, also inside functions."""
-    return {module: {target for name in test_levels.read(module)[1]
-                     if (target := test_levels.own_module(name)) is not None}
-            - {module} for module in test_levels.modules()}
+    """Module -> modules of ours that it imports, also inside functions.
+
+    And for type checkers only, except in packages: those name what is imported
+    when it is used.
+    """
+    found = {}
+    for module in test_levels.modules():
+        tree, names = test_levels.read(module)
+        if test_levels.source_of(module).name != "__init__.py":
+            names = test_levels.imports_of(tree, module, False, walk=ast.walk)
+        found[module] = {
+            target for name in names
+            if (target := test_levels.own_module(name)) is not None} - {module}
+    return found
 
 
 def circles(graph):

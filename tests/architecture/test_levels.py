@@ -162,13 +162,15 @@ def nodes_of(tree: ast.AST):
         yield from nodes_of(node)
 
 
-def imports_of(tree: ast.AST, module: str, is_package: bool) -> set[str]:
+def imports_of(tree: ast.AST, module: str, is_package: bool,
+               walk=nodes_of) -> set[str]:
     """Full dotted names that the source of `module` imports.
 
-    `from a import b` counts as `a.b`, since b may be a module.
+    `from a import b` counts as `a.b`, since b may be a module. `walk` yields
+    the nodes that count.
     """
     found = set()
-    for node in nodes_of(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

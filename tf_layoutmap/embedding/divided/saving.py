@@ -11,31 +11,46 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.sharded.routing.shards import known_size
 
-if TYPE_CHECKING:
-    from tf_layoutmap.embedding.divided.tables import DividedTable
-
 # Bytes that the first process has in memory before it writes them to a file.
 PART_BYTES = 1 << 27
+
+
+class Gathered(Protocol):
+    """A table whose rows all processes bring to the first one.
+
+    Attributes:
+      dtype: How rows are stored.
+    """
+
+    dtype: tf.DType
+
+    def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
+        """Yields the first row of each block, and its values."""
+        ...
+
+    def slice_spec(self, first: int, count: int) -> str:
+        """Returns how a checkpoint calls `count` rows from `first` on."""
+        ...
 
 
 class _Noted(threading.local):
     """The tables that a save of this thread has met, and their keys."""
 
-    tables: list[tuple[DividedTable, str]] | None = None
+    tables: list[tuple[Gathered, str]] | None = None
 
 
 _noted = _Noted()
 
 
-def note(table: DividedTable, key: str) -> bool:
+def note(table: Gathered, key: str) -> bool:
     """Lets a table be written after all else; false where nobody will.
 
     Args:
@@ -48,7 +63,7 @@ def note(table: DividedTable, key: str) -> bool:
     return True
 
 
-def whole(table: DividedTable) -> tf.Tensor | None:
+def whole(table: Gathered) -> tf.Tensor | None:
     """Returns all rows in the first process, and None in the others."""
     found = sorted(table.gather(), key=lambda one: one[0])
     return tf.concat([rows for _, rows in found], 0) if found else None
@@ -105,7 +120,7 @@ class _Parts:
             except Exception as error:
                 self._error = error
 
-    def add(self, table: DividedTable, key: str) -> None:
+    def add(self, table: Gathered, key: str) -> None:
         """Writes a table; all processes call it."""
         if table.dtype not in _tf_private.SLICEABLE_DTYPES:
             rows = whole(table)
