@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "cc/core/base/status.h"
@@ -25,7 +26,10 @@ Status MakeQuantization(float lower, float upper, int64_t num_buckets,
   }
   const float quantum = (upper - lower) / static_cast<float>(num_buckets - 1);
   if (!std::isfinite(lower) || !std::isfinite(upper) ||
-      !std::isfinite(quantum) || !(quantum > 0)) {
+      // Threads that compute with zero instead of subnormal numbers would divide
+      // by it.
+      !(quantum >= std::numeric_limits<float>::min()) ||
+      !std::isfinite(quantum)) {
     return InvalidArgument(
         where +
         "the limits of its quantization must be finite and lower below upper "

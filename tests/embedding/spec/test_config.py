@@ -123,7 +123,7 @@ def test_quantization_is_read():
 
 @pytest.mark.parametrize("settings", [
     (4, 1.0, 1.0), (4, 0.0, float("inf")), (4, "0", 1.0), (2**24, 0.0, 1.0),
-    (2.5, 0.0, 1.0)])
+    (2.5, 0.0, 1.0), (256, 0.0, 1e-37)])
 def test_quantization_that_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match=r"QuantizationConfig.*'x'"):
         read(tpu.FeatureConfig(table(

@@ -3,16 +3,17 @@
 import hypothesis.extra.numpy
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_layoutmap.serving.tables import packing
+from tf_layoutmap.serving.tables import packing, unpacking
 from tf_layoutmap.serving.tables.packing import RowFormat
 
 ROWS = st.integers(1, 9).flatmap(
     lambda dim: hypothesis.extra.numpy.arrays(
         np.float32, st.tuples(st.integers(0, 6), st.just(dim)),
-        elements=st.floats(-2.0**99, 2.0**99, width=32, allow_subnormal=False)))
+        elements=st.floats(-2.0**99, 2.0**99, width=32, allow_subnormal=True)))
 
 
 @given(rows=ROWS, kind=st.sampled_from(["int8", "int4"]))
@@ -25,7 +26,7 @@ def test_an_error_is_at_most_half_a_step(rows, kind):
     for row, one in zip(rows.astype(np.float64), found):
         step = (row.max() - row.min()) / form.highest_code
         # Scale, product and sum are rounded to float32.
-        rounding = 4e-7 * np.abs(row).max() + 1e-35
+        rounding = 4e-7 * np.abs(row).max() + 2e-38
         assert np.abs(one - row).max() <= step / 2 + rounding
 
 
@@ -80,10 +81,21 @@ def test_a_span_that_is_no_float_is_refused():
         packing.pack(rows, RowFormat("int8", 2))
 
 
-def test_scales_that_threads_flush_to_zero_are_zero():
-    rows = np.array([[0, 1e-37]], np.float32)
-    form = RowFormat("int8", 2)
-    assert packing.unpack(packing.pack(rows, form), form).tolist() == [[0, 0]]
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("largest", [1e-44, 1e-40, 1e-37, 1e-36, 1e-35, 1e-30])
+def test_small_rows_are_within_half_a_step_in_a_graph(kind, largest):
+    """TensorFlow's threads compute with zero instead of subnormal numbers."""
+    rows = np.random.default_rng(0).uniform(
+        -largest, largest, [200, 8]).astype(np.float32)
+    rows[0, :4] = 0.0
+    form = RowFormat(kind, 8)
+    stored = tf.Variable(packing.pack(rows, form))
+    found = tf.function(lambda ids: unpacking.gather(stored, ids, form))(
+        tf.range(200, dtype=tf.int64)).numpy().astype(np.float64)
+    rows = rows.astype(np.float64)
+    step = np.ptp(rows, axis=1, keepdims=True) / form.highest_code
+    rounding = 4e-7 * np.abs(rows).max(axis=1, keepdims=True)
+    assert (np.abs(found - rows) <= step / 2 + rounding + 2e-38).all()
 
 
 @pytest.mark.parametrize(("kind", "dim", "ratio"), [

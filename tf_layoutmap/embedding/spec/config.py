@@ -21,6 +21,7 @@ OUT_OF_RANGE = ("error", "drop", "clip")
 
 # From here on float32 does not hold the number of each bucket.
 _MAX_NUM_BUCKETS = 2**23
+_SMALLEST_FLOAT32 = 2.0**-126  # of those that are no subnormal numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,6 +260,12 @@ def _read_quantization(quantization: Any, where: str):
         raise ValueError(
             "`num_buckets` of a QuantizationConfig must be an int in [2, "
             f"{_MAX_NUM_BUCKETS}]. Received: {quantization!r} {where}.")
+    # TensorFlow's threads compute with zero instead of anything smaller.
+    if (limits[1] - limits[0]) / (num_buckets - 1) < _SMALLEST_FLOAT32:
+        raise ValueError(
+            "The limits of a QuantizationConfig must be at least "
+            f"{_SMALLEST_FLOAT32:.2e} * (num_buckets - 1) apart. Received: "
+            f"{quantization!r} {where}.")
     return QuantizationSpec(float(limits[0]), float(limits[1]), num_buckets)
 
 

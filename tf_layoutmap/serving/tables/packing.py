@@ -4,7 +4,9 @@ A packed row is one run of bytes, so that a lookup reads one place in memory:
 
     codes, one byte each (int8) or two in a byte (int4) | scale | lowest
 
-Scale and lowest value are float32, and `lowest + code * scale` is the value.
+Scale and lowest value are float32, and `lowest + code * scale` is the value,
+within half a step: the row's span divided by its highest code, plus 2e-38,
+because TensorFlow computes with zero instead of numbers below 1.2e-38.
 In int4 a byte holds a column of the first half of the row in its low bits and
 one of the second half in its high bits, so that unpacking moves no columns.
 """
@@ -21,7 +23,7 @@ KINDS = ("float32", "float16", "int8", "int4")
 
 # Scale and lowest value.
 _FACTS_BYTES = 8
-# Below it TensorFlow's threads compute with zero.
+# TensorFlow's threads compute with zero instead of anything smaller.
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
@@ -156,7 +158,7 @@ def _pack(rows: np.ndarray[Any, Any],
     _refuse(span[:, np.newaxis] > np.finfo(np.float32).max, rows,
             "is further from the least of its row than float32 can say")
     scale = (span / form.highest_code).astype(np.float32)
-    scale[scale < _SMALLEST_SCALE] = 0.0
+    scale[(scale < _SMALLEST_SCALE) & (span > 0.0)] = _SMALLEST_SCALE
     divisor = np.where(scale == 0.0, np.float32(1.0), scale)[:, np.newaxis]
     codes = np.rint((rows - lowest[:, np.newaxis]) / divisor)
     codes = np.minimum(codes, form.highest_code).astype(np.uint8)
