@@ -239,6 +239,18 @@ def test_fit_with_weights_in_any_form(form):
     assert np.all(rows[1:6] < 1) and np.all(rows[6:] == 1)
 
 
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_dense_ids_are_looked_up_in_functions_that_xla_compiles(has_weights):
+    layer = make_layer()
+    ids = {"title": tf.constant([[1, 2, 3]] * 4), "topic": tf.range(4)}
+    weights = {"title": tf.constant([[1.0, 2.0, 3.0]] * 4),
+               "topic": tf.ones([4])} if has_weights else None
+    expected = layer(ids, weights)
+    found = tf.function(layer, jit_compile=True)(ids, weights)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
 def test_one_name_or_the_other():
     feature = FeatureConfig(
         "title", TableConfig("words", 10, 2), (4, 3), (4, 2))

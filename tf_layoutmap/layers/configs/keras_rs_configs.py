@@ -91,7 +91,9 @@ def cut(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     max_ids = getattr(feature, "max_ids", None)
     where = f"(feature {getattr(feature, 'name', None)!r})"
     if weights is not None and _is_dense(ids) and _is_dense(weights):
-        ids, weights = _to_ragged(
+        # Of the right width: to cut them, too, XLA would have to compile
+        # slices of ragged tensors, which it cannot.
+        return _to_ragged(
             tf.convert_to_tensor(ids), tf.convert_to_tensor(weights), max_ids,
             where)
     if max_ids is None:
