@@ -172,6 +172,33 @@ ids: By feature; all else as of `EnqueueKeys`.
 token: Names the lookup.
 )doc");
 
+REGISTER_OP("LayoutMap>TakeBackKeys")
+    .Input("engine: resource")
+    .Input("why: string")
+    .Input("state: num_state * resource")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Attr("num_state: int >= 4")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("raises: bool")
+    .Attr("in_processes: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Undoes the last `EnqueueKeys`, `OpenKeys` or `EvictKeys`.
+
+That is for a program that failed when it was told which keys went. The step
+leaves the engine; keys get their rows and values back. It is refused if another
+call has used the step or changed a vocabulary since.
+
+why: What failed. Empty: nothing, and the op only forgets how to undo it.
+state: As of the op that is undone; `shards` and `slots`, too.
+raises: Whether the op fails with `why` once all is undone.
+in_processes: Whether other processes have the step, too. Then it stays, and the
+  engine refuses every later call until it is reset.
+)doc");
+
 #undef LM_KEYS_PORTS
 
 }  // namespace

@@ -189,11 +189,12 @@ class Vocabulary:
         for cell in cells:
             self.cells[cell] = max(self.cells[cell], count)
         self.seen[segment] += times
-        if 2 * self.seen[segment] >= self.num_cells:
-            self.seen[segment] = 0
+        window = self.num_cells // 2
+        while self.seen[segment] >= window:
+            self.seen[segment] -= window
             for cell in self.cells:
                 if cell[0] == segment:
-                    self.cells[cell] >>= 1
+                    self.cells[cell] = max(self.cells[cell] - 1, 0)
         return count
 
     def _place(self, key, step, oldest_in_flight, pinned_rows):

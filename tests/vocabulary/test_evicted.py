@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import resource
 
 import keras
 import numpy as np
@@ -145,24 +146,230 @@ def test_a_folder_that_cannot_be_made(tmp_path):
             "words", np.ones([1]), np.ones([1, 1]), {}))
 
 
-def test_an_error_of_a_callback_is_one_of_the_call():
-    def refuse(evicted):
+class Told:
+    """A callback that raises as long as `is_full`."""
+
+    def __init__(self):
+        self.is_full = False
+        self.keys = []
+
+    def __call__(self, evicted):
+        if self.is_full:
+            raise OSError(f"no room for {len(evicted.keys)}")
+        self.keys.extend(evicted.keys.tolist())
+
+
+def all_of(one, config):
+    """All that a step may change."""
+    vocabulary = one.vocabularies["words"]
+    return [cases.rows_of(one.embedding_tables[config]),
+            *(cases.rows_of(slot) for slot in
+              one.slot_variables[config].values()),
+            *(tf.convert_to_tensor(variable).numpy()
+              for variable in vocabulary._variables.values())]
+
+
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("arguments", [
+    {}, {"num_shards": 3, "table_dtypes": "bfloat16"},
+    {"pipeline_execution_with_tensor_core": True}],
+    ids=["one", "bfloat16", "pipelined"])
+def test_an_enqueue_whose_callback_raises_has_not_happened(
+        is_traced, arguments):
+    told = Told()
+    one, config = cases.embedding(
+        tlm.OpenVocabulary(8, admission="count", min_count=1, on_evict=told),
+        tpu.Adagrad(0.25), **arguments)
+    one.build()
+
+    def enqueue(ids):
+        one.enqueue({"ids": ids})
+
+    run = tf.function(enqueue) if is_traced else enqueue
+
+    def finish():
+        found = one.dequeue()["ids"]
+        one.apply_gradients({"ids": tf.ones([8, 3])})
+        one.flush()
+        return found.numpy()
+
+    run(tf.range(8))
+    finish()
+    before, stats = all_of(one, config), one.stats()
+    told.is_full = True
+    error = tf.errors.UnknownError if is_traced else OSError
+    for first in (8, 16):
+        with pytest.raises(error, match="no room for 8"):
+            run(tf.range(first, first + 8))
+        assert one.stats() == stats
+        for mine, old in zip(all_of(one, config), before):
+            np.testing.assert_array_equal(mine, old)
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="needs an enqueued step"):
+        one.dequeue()
+    told.is_full = False
+    # A loop that skips the batch trains each gradient on its own batch.
+    run(tf.range(4, 12))
+    rows = one.vocabularies["words"].lookup(tf.range(4, 12)).numpy()
+    table = cases.rows_of(one.embedding_tables[config]).astype(np.float32)
+    np.testing.assert_array_equal(finish(), table[rows])
+    assert sorted(told.keys) == [0, 1, 2, 3]
+
+
+def test_a_table_that_tells_nothing_is_undone_with_the_others():
+    told = Told()
+    told.is_full = True
+    words, names = cases.table(8), cases.table(8, name="names")
+    one = tlm.TPUEmbedding(
+        {"words": tpu.FeatureConfig(words), "names": tpu.FeatureConfig(names)},
+        tpu.Adagrad(0.25), vocabularies={
+            "words": tlm.OpenVocabulary(8, on_evict=told),
+            "names": tlm.OpenVocabulary(8)})
+    one.enqueue({"words": tf.range(8), "names": tf.range(8)})
+    one.dequeue()
+    one.apply_gradients({"words": tf.ones([8, 3]), "names": tf.ones([8, 3])})
+    before = cases.rows_of(one.embedding_tables[names])
+    with pytest.raises(OSError, match="no room for 8"):
+        one.enqueue({"words": tf.range(8, 16), "names": tf.range(8, 16)})
+    np.testing.assert_array_equal(
+        cases.rows_of(one.embedding_tables[names]), before)
+    assert sorted(one.vocabularies["names"].keys().numpy()) == list(range(8))
+
+
+def test_an_eviction_whose_callback_raises_keeps_its_keys():
+    told = Told()
+    one, config = cases.embedding(
+        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=told), tpu.Adagrad(0.25))
+    for keys in ([1, 2, 3], [3, 4, 5], [5, 6, 7]):
+        one.enqueue({"ids": tf.constant(keys)})
+        one.dequeue()
+        one.apply_gradients({"ids": tf.ones([3, 3])})
+    before = all_of(one, config)
+    vocabulary = one.vocabularies["words"]
+    told.is_full = True
+    calls = {"evict": lambda: vocabulary.evict([3, 99]),
+             "evict_expired": vocabulary.evict_expired,
+             "traced": tf.function(lambda: vocabulary.evict([3]))}
+    for name, call in calls.items():
+        with pytest.raises((OSError, tf.errors.UnknownError),
+                           match="no room for"):
+            call()
+        for mine, old in zip(all_of(one, config), before):
+            np.testing.assert_array_equal(mine, old, err_msg=name)
+    told.is_full = False
+    assert vocabulary.evict([3]).numpy().tolist() == [3] == told.keys
+
+
+def test_a_resize_whose_callback_raises_has_not_happened():
+    told = Told()
+    one, config = cases.embedding(
+        tlm.OpenVocabulary(48, on_evict=told), tpu.Adagrad(0.25))
+    one.enqueue({"ids": tf.range(40)})
+    one.dequeue()
+    one.apply_gradients({"ids": tf.ones([40, 3])})
+    before = by_key(one, config)
+    told.is_full = True
+    with pytest.raises(OSError, match="no room for"):
+        one.vocabularies["words"].resize(8)
+    assert by_key(one, config) == before
+    assert one.vocabularies["words"].settings.capacity == 48
+    told.is_full = False
+    assert one.vocabularies["words"].resize(8).num_dropped == len(told.keys)
+    assert len(by_key(one, config)) == 40 - len(told.keys)
+
+
+def test_a_layer_whose_callback_raises_opens_no_lookup():
+    told = Told()
+    layer = tlm.layers.TPUEmbedding(
+        tpu.FeatureConfig(cases.table(8)), tpu.Adagrad(0.25), vocabularies={
+            "words": tlm.OpenVocabulary(8, on_evict=told)})
+    ids = keras.Input([1], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
+    model.compile("sgd", "mse")
+
+    def train(first):
+        model.train_on_batch(
+            np.arange(first, first + 8).reshape(-1, 1), np.ones([8, 1]))
+
+    train(0)
+    # The rows of lookups that gradients may still follow are not given away.
+    layer.embedding.reset()
+    told.is_full = True
+    for _ in range(2):
+        with pytest.raises(tf.errors.UnknownError, match="no room for 8"):
+            train(8)
+    assert sorted(layer.embedding.vocabularies["words"].keys().numpy()) == list(
+        range(8))
+    told.is_full = False
+    train(8)
+    assert sorted(told.keys) == list(range(8))
+
+
+def test_a_step_that_was_used_meanwhile_is_not_undone():
+    def use(evicted):
+        one.dequeue()
         raise OSError(f"no room for {len(evicted.keys)}")
 
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=refuse), tpu.Adagrad(0.25))
-    for first in (0, 8):
-        try:
-            one.enqueue({"ids": tf.range(first, first + 8)})
-        except OSError as error:
-            assert "no room for 8" in str(error)
-        # The step is in the queue.
-        one.dequeue()
-        one.apply_gradients({"ids": tf.ones([8, 3])})
+        tlm.OpenVocabulary(8, on_evict=use), tpu.Adagrad(0.25))
+    one.enqueue({"ids": tf.range(8)})
+    one.dequeue()
+    one.apply_gradients({"ids": tf.ones([8, 3])})
+    with pytest.raises(tf.errors.FailedPreconditionError,
+                       match="(?s)no room for 8.*could not be undone"):
+        one.enqueue({"ids": tf.range(8, 16)})
+
+
+def test_a_process_of_several_stops_when_its_callback_raises():
+    """The others have the step already: none can be undone here alone."""
+    told = Told()
+    one, _ = cases.embedding(
+        tlm.OpenVocabulary(8, on_evict=told), tpu.Adagrad(0.25))
+    one.enqueue({"ids": tf.range(8)})
+    one.dequeue()
+    one.apply_gradients({"ids": tf.ones([8, 3])})
+    # As the engine of a process of MultiWorkerMirroredStrategy has it.
+    one._state.backend.engine._keys._in_processes = True
+    told.is_full = True
+    with pytest.raises(OSError, match="no room for 8"):
+        one.enqueue({"ids": tf.range(8, 16)})
+    told.is_full = False
+    for call in (lambda: one.enqueue({"ids": tf.range(8, 16)}), one.dequeue):
+        with pytest.raises(tf.errors.FailedPreconditionError,
+                           match="(?s)`on_evict` raised.*Call `reset`"):
+            call()
     assert sorted(one.vocabularies["words"].keys().numpy()) == list(
         range(8, 16))
-    with pytest.raises(OSError, match="no room for 1"):
-        one.vocabularies["words"].evict([8])
+    one.reset()
+    one.enqueue({"ids": tf.range(8, 16)})
+
+
+def test_a_file_that_is_full_ends_with_its_last_record(tmp_path):
+    path = tmp_path / "evicted"
+    one, config = cases.embedding(
+        tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25))
+
+    def step(first):
+        one.enqueue({"ids": tf.range(first, first + 8)})
+        one.dequeue()
+        one.apply_gradients({"ids": tf.ones([8, 3])})
+
+    step(0)
+    step(8)
+    size = (tmp_path / "evicted-00000").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = by_key(one, config)
+    # Python ignores the signal: a write beyond is an error.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            step(16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert by_key(one, config) == before
+    step(16)
+    assert [len(list(tf.data.TFRecordDataset(f"{path}-{number:05d}")))
+            for number in range(2)] == [1, 1]
 
 
 def test_a_layer_tells_while_it_fits():

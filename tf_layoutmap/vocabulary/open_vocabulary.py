@@ -66,9 +66,16 @@ class OpenVocabulary:
       capacity: How many keys it shall hold, in [1, 2^32 - 4096]; rounded up to
         whole buckets of 8, of large tables to a multiple of 512.
       min_count: With `admission="count"`: how often a key must have been seen
-        before it gets a row, in [1, 255]. Keys without one are counted in a
-        sketch, which counts too many rather than too few, and forgets half of
-        all counts after as many ids as there are rows.
+        before it gets a row, in [1, 255]. Ids without a row are counted in a
+        sketch, separately in up to 64 segments of the table. Whenever a
+        segment has counted a window of ids (as many as it has rows, at least
+        128), its counts go down by one. So a key that is seen n times while
+        its segment counts N ids has a row if `n - ceil(N / window) >=
+        min_count`; if all of them are within a window, one time more than
+        `min_count` is always enough. Any key that is seen more than once in
+        each window gets a row in the end, whatever `min_count` and
+        `capacity`. Keys that share cells of the sketch are counted too often:
+        of keys seen once, fewer than one in ten count as seen twice.
       admission: `"all"`: each new key gets a row. `"count"`: once it was seen
         `min_count` times, of which those of one step count together.
         `"probability"`: by a chance of `probability`, anew in each step.
@@ -88,11 +95,12 @@ class OpenVocabulary:
       seed: Of first values and of chance, an integer of 64 bits.
       on_evict: Is given the keys that go, with their rows and slot variables,
         before other keys get these: a callable of `EvictedKeys`, called in
-        `enqueue` once the step is in the queue, in `evict`, `evict_expired`
-        and `resize`; an error of it is one of that call. Or a path: each time
-        a record is added to `{path}-00000`, a `tf.train.Example` with `table`,
-        `keys`, `rows` (flat) and `slot/{name}`; a program that starts again
-        begins the next file. Keras saves a path, and no callable.
+        `enqueue`, `evict`, `evict_expired` and `resize`. If it raises, that
+        call raises and changes nothing: `enqueue` leaves no step, keys keep
+        their rows. Or a path: each time a record is added to `{path}-00000`,
+        a `tf.train.Example` with `table`, `keys`, `rows` (flat) and
+        `slot/{name}`; a program that starts again, or whose file could not be
+        written, begins the next file. Keras saves a path, and no callable.
       num_rows: Rows of the table: 8 for each bucket, and that of unknown keys.
     """
 

@@ -62,9 +62,9 @@ void HostEngine::DropFinishedSteps() {
   }
 }
 
-void HostEngine::CountBatch(const Batch& batch) {
+void HostEngine::CountBatch(const Batch& batch, int64_t times) {
   std::lock_guard<std::mutex> lock(mutex_);
-  CountBatchLocked(batch);
+  CountBatchLocked(batch, times);
 }
 
 void HostEngine::CountUpdate(const std::vector<TableStep>& tables) {
@@ -73,24 +73,25 @@ void HostEngine::CountUpdate(const std::vector<TableStep>& tables) {
   ++num_updates_;
 }
 
-void HostEngine::CountRowsLocked(const std::vector<TableStep>& tables) {
+void HostEngine::CountRowsLocked(const std::vector<TableStep>& tables,
+                                 int64_t times) {
   for (size_t t = 0; t < tables.size(); ++t) {
     table_counts_[t].num_lookups +=
-        static_cast<int64_t>(tables[t].gradient_of.size());
+        times * static_cast<int64_t>(tables[t].gradient_of.size());
     table_counts_[t].num_unique_rows +=
-        static_cast<int64_t>(tables[t].rows.size());
+        times * static_cast<int64_t>(tables[t].rows.size());
   }
 }
 
-void HostEngine::CountBatchLocked(const Batch& batch) {
+void HostEngine::CountBatchLocked(const Batch& batch, int64_t times) {
   for (size_t f = 0; f < batch.size(); ++f) {
     const IdCounts& counts = batch[f].counts();
     FeatureCounts& total = feature_counts_[f];
-    total.num_samples += batch[f].num_samples();
-    total.ids.num_ids += counts.num_ids;
-    total.ids.num_dropped += counts.num_dropped;
-    total.ids.num_clipped += counts.num_clipped;
-    total.ids.num_truncated += counts.num_truncated;
+    total.num_samples += times * batch[f].num_samples();
+    total.ids.num_ids += times * counts.num_ids;
+    total.ids.num_dropped += times * counts.num_dropped;
+    total.ids.num_clipped += times * counts.num_clipped;
+    total.ids.num_truncated += times * counts.num_truncated;
   }
 }
 
@@ -269,6 +270,37 @@ Status HostEngine::EnqueueBatch(int32_t replica, bool training,
   CountBatchLocked(*batch);
   if (complete != nullptr) CountRowsLocked(complete->tables);
   return Status();
+}
+
+Status HostEngine::TakeBackStep(
+    const std::vector<std::shared_ptr<const Batch>>& batches) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t number =
+      first_number_ + static_cast<int64_t>(steps_.size()) - 1;
+  bool is_waiting = !steps_.empty() && steps_.back()->batches == batches;
+  for (const Replica& r : replicas_) {
+    is_waiting = is_waiting && r.enqueued == number + 1 &&
+                 (r.dequeued < number ||
+                  (r.dequeued == number && r.stage != Stage::kDequeuing));
+  }
+  if (!is_waiting) {
+    return FailedPrecondition(
+        "A step is taken back only while it is the newest and before it is "
+        "dequeued. Received: one that another call has dequeued, reset or "
+        "followed by another step");
+  }
+  for (const std::shared_ptr<const Batch>& batch : batches) {
+    CountBatchLocked(*batch, -1);
+  }
+  CountRowsLocked(steps_.back()->tables, -1);
+  steps_.pop_back();
+  for (Replica& r : replicas_) r.enqueued = number;
+  return Status();
+}
+
+void HostEngine::Poison(const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  poisoned_ = why;
 }
 
 Status HostEngine::BeginDequeue(int32_t replica,

@@ -86,6 +86,13 @@ class HostEngine {
                       std::shared_ptr<const Batch> batch,
                       const ParallelFor& parallel_for);
 
+  // Takes the newest step out of all queues, as if it had never been enqueued.
+  // `batches` are those of all replicas; refused unless they are the newest
+  // step and no replica has begun to look it up.
+  Status TakeBackStep(const std::vector<std::shared_ptr<const Batch>>& batches);
+  // Refuses every later call until `Reset`, for the reason `why`.
+  void Poison(const std::string& why);
+
   // Checks the ids of a batch and finds their rows and gains.
   template <typename Tid>
   Status MakeBatch(const std::vector<FeatureInput<Tid>>& features,
@@ -95,8 +102,9 @@ class HostEngine {
                    std::shared_ptr<const Batch>* batch) const;
 
   // For steps that are kept elsewhere (cc/core/engine/token_steps.h): what
-  // `Describe` tells of batches and updates.
-  void CountBatch(const Batch& batch);
+  // `Describe` tells of batches and updates. `times` is -1 for what is taken
+  // back.
+  void CountBatch(const Batch& batch, int64_t times = 1);
   void CountUpdate(const std::vector<TableStep>& tables);
 
   // Whether the replica's queue takes another step.
@@ -158,8 +166,9 @@ class HostEngine {
                  std::shared_ptr<Step>* complete);
   std::shared_ptr<Step> StepAt(int64_t number) const;
   void DropFinishedSteps();
-  void CountBatchLocked(const Batch& batch);
-  void CountRowsLocked(const std::vector<TableStep>& tables);
+  // `times` is -1 for what is taken back.
+  void CountBatchLocked(const Batch& batch, int64_t times = 1);
+  void CountRowsLocked(const std::vector<TableStep>& tables, int64_t times = 1);
   bool IsUpdating() const;
   void HandOut(const std::shared_ptr<Step>& update);
 

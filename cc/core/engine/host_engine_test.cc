@@ -140,6 +140,64 @@ TEST(HostEngineTest, StepsLeaveInTheOrderInWhichTheyCame) {
   }
 }
 
+TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
+  Trainer trainer(TestConfig(2));
+  HostEngine& engine = trainer.engine();
+  const auto enqueue = [&](uint32_t seed, bool training) {
+    std::vector<std::shared_ptr<const Batch>> batches;
+    for (int32_t r = 0; r < 2; ++r) {
+      batches.push_back(trainer.MakeBatch(BatchOf(trainer, seed + r)));
+      ExpectOk(engine.EnqueueBatch(r, training, Status(), batches[r],
+                                   trainer.parallel_for));
+    }
+    return batches;
+  };
+  const auto first = enqueue(0, true);
+  const HostEngine::Description before = engine.Describe();
+  for (const bool training : {true, false}) {
+    const auto second = enqueue(2, training);
+    // Only the newest.
+    ExpectRefused(&trainer, "newest",
+                  [&] { return engine.TakeBackStep(first); });
+    ExpectOk(engine.TakeBackStep(second));
+    const HostEngine::Description after = engine.Describe();
+    EXPECT_EQ(after.pending, before.pending);
+    for (size_t f = 0; f < before.features.size(); ++f) {
+      EXPECT_EQ(after.features[f].num_samples, before.features[f].num_samples);
+      EXPECT_EQ(after.features[f].ids.num_ids, before.features[f].ids.num_ids);
+    }
+    for (size_t t = 0; t < before.tables.size(); ++t) {
+      EXPECT_EQ(after.tables[t].num_lookups, before.tables[t].num_lookups);
+      EXPECT_EQ(after.tables[t].num_unique_rows,
+                before.tables[t].num_unique_rows);
+    }
+    // Once only.
+    ExpectRefused(&trainer, "newest",
+                  [&] { return engine.TakeBackStep(second); });
+  }
+  ExpectOk(trainer.Dequeue(0));
+  ExpectRefused(&trainer, "dequeued",
+                [&] { return engine.TakeBackStep(first); });
+  ExpectOk(trainer.Dequeue(1));
+  // While gradients of the first are awaited, the second is the newest.
+  ExpectOk(engine.TakeBackStep(enqueue(4, true)));
+  for (int32_t r = 0; r < 2; ++r) {
+    ExpectOk(trainer.Apply(r, GradientsOf(trainer, r)));
+  }
+  EXPECT_EQ(engine.Describe().num_updates, 1);
+  enqueue(6, true);
+  ExpectOk(trainer.Dequeue(0));
+}
+
+TEST(HostEngineTest, APoisonedEngineRefusesCallsUntilAReset) {
+  Trainer trainer(TestConfig(1));
+  trainer.engine().Poison("a program failed");
+  ExpectRefused(&trainer, "a program failed",
+                [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
+  trainer.engine().Reset();
+  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+}
+
 TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineAreRefused) {
   for (int32_t num_replicas : {1, 2}) {
     Trainer trainer(TestConfig(num_replicas));

@@ -95,6 +95,23 @@ Status TokenSteps::Open(int32_t replica, std::shared_ptr<const Batch> batch,
   return Status();
 }
 
+Status TokenSteps::TakeBack(int32_t replica, int64_t token) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<const Batch> batch;
+  LM_RETURN_IF_ERROR(FindLocked(replica, token, &batch));
+  Replica& r = replicas_[replica];
+  if (token != r.next_token - 1) {
+    return FailedPrecondition(
+        "A lookup is taken back only while it is the newest. Received: "
+        "lookup " +
+        to_string(token) + " of replica " + to_string(replica) + ", newest " +
+        to_string(r.next_token - 1));
+  }
+  r.open.erase(token);
+  engine_->CountBatch(*batch, -1);
+  return Status();
+}
+
 Status TokenSteps::FindLocked(int32_t replica, int64_t token,
                               std::shared_ptr<const Batch>* batch) const {
   LM_RETURN_IF_ERROR(CheckReplica(replica));

@@ -50,6 +50,10 @@ class TokenSteps {
   Status Open(int32_t replica, std::shared_ptr<const Batch> batch,
               int64_t* token);
 
+  // Takes the newest lookup of a replica back, as if it had never been opened.
+  // Refused if a newer one was opened or an update has dropped it.
+  Status TakeBack(int32_t replica, int64_t token);
+
   Status Find(int32_t replica, int64_t token,
               std::shared_ptr<const Batch>* batch) const;
 

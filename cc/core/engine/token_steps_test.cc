@@ -116,6 +116,21 @@ void ExpectTrained(TokenTrainer* trainer, std::vector<TestTable> tables,
   }
 }
 
+TEST(TokenStepsTest, ALookupThatIsTakenBackWasNeverOpened) {
+  TokenTrainer trainer(1);
+  const int64_t first = trainer.Open(0);
+  const int64_t samples = trainer.engine().Describe().features[0].num_samples;
+  const int64_t second = trainer.Open(1);
+  ExpectRefused(trainer.tokens.TakeBack(0, first), "newest");
+  ExpectOk(trainer.tokens.TakeBack(0, second));
+  EXPECT_EQ(trainer.engine().Describe().features[0].num_samples, samples);
+  EXPECT_EQ(trainer.tokens.NumOpen(), std::vector<int64_t>{1});
+  ExpectRefused(trainer.tokens.TakeBack(0, second), "expired");
+  ExpectRefused(trainer.tokens.TakeBack(0, 99), "`token` must be");
+  EXPECT_GT(trainer.Open(2), second);
+  ExpectOk(trainer.Apply(trainer.Follow(first, 0)));
+}
+
 TEST(TokenStepsTest, EqualStepsInOrder) {
   for (int num_workers : {1, 3}) {
     TokenTrainer trainer(1);

@@ -12,19 +12,29 @@
 namespace layoutmap {
 
 // A count-min sketch of one segment: two rows of 8-bit cells, of which a key
-// has one each. It is never counted too low since the last halving; too high
-// only by keys that share both of its cells.
+// has one each. Each time it has counted as many ids as half the cells of a
+// row, its window, all cells go down by one. So:
+//
+//   * A key that was seen n times (up to 255) while N ids were counted has a
+//     count of at least n - ceil(N / window): n - 1 if those are no more than
+//     a window. A key that is seen more than once in each window reaches any
+//     count.
+//   * A count is too high only where other keys share both cells. Of keys that
+//     are seen once among others that are, fewer than one in ten are counted
+//     twice.
+//
+// Halving all cells instead would keep a key with k ids in a window from ever
+// reaching 2 * k.
 class SegmentSketch {
  public:
-  // Cells in one of the two rows: two for each key, and enough that a small
-  // vocabulary does not forget within a few steps.
+  // Cells in one of the two rows: two for each key, and enough that the window
+  // of a small vocabulary is longer than a few steps.
   static int64_t NumCells(const BucketLayout& layout) {
     return std::max<int64_t>(2 * kKeysPerBucket * layout.buckets_per_segment(),
                              256);
   }
 
-  // `cells` are [2, NumCells]. `seen` counts what was added since all cells
-  // were halved.
+  // `cells` are [2, NumCells]. `seen` counts the ids of the window so far.
   SegmentSketch(Span<uint8_t> cells, int64_t* seen)
       : cells_(cells), num_cells_(cells.size() / 2), seen_(seen) {}
 
@@ -42,16 +52,16 @@ class SegmentSketch {
     a = std::max(a, static_cast<uint8_t>(count));
     b = std::max(b, static_cast<uint8_t>(count));
     *seen_ += times;
-    // Half a key for each cell: at one and more, most keys that were seen
-    // once would share their cells with others.
-    if (2 * *seen_ >= num_cells_) Halve();
+    // Half an id for each cell: at one and more, cells would fill faster than
+    // they empty.
+    const int64_t window = num_cells_ / 2;
+    for (; *seen_ >= window; *seen_ -= window) LowerCells();
     return static_cast<int32_t>(count);
   }
 
  private:
-  void Halve() {
-    for (uint8_t& cell : cells_) cell >>= 1;
-    *seen_ = 0;
+  void LowerCells() {
+    for (uint8_t& cell : cells_) cell -= cell > 0;
   }
 
   Span<uint8_t> cells_;

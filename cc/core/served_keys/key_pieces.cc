@@ -89,7 +89,6 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
     rows[p].resize(uses[p].size());
     (*steps)[p].rows.resize((*steps)[p].keys->keys.size());
   }
-  // There until the last one is admitted: a step is taken back with these.
   std::vector<VocabularyStep> numbers(num_pieces);
   for (size_t p = 0; p < num_pieces; ++p) {
     const KeyPieceStep& one = (*steps)[p];
@@ -102,7 +101,9 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
                                     uses[p], parallel_for, one.state,
                                     Span<int64_t>(rows[p]), &admitted[p]);
     if (status.ok()) continue;
-    for (size_t done = 0; done < p; ++done) admitted[done].take_back();
+    for (size_t done = 0; done < p; ++done) {
+      admitted[done].take_back((*steps)[done].state);
+    }
     return Status(status.code(),
                   status.message() + " (table '" + pieces[p].table + "')");
   }

@@ -28,6 +28,32 @@ namespace {
 
 using std::to_string;
 
+// What a step has changed, as it was before.
+struct OldVocabulary {
+  RawArray<OldLane> lanes;
+  // Of each segment, in the order in which they were changed.
+  std::vector<Span<const OldLane>> changed;
+  std::vector<uint8_t> sketch;
+  std::vector<int64_t> seen;
+
+  void Restore(const VocabularyState& state) const {
+    WithBuckets(state, [&](const auto& buckets) {
+      for (const Span<const OldLane> segment : changed) {
+        for (int64_t i = segment.size() - 1; i >= 0; --i) {
+          const OldLane& old = segment[i];
+          const auto bucket = buckets.at(old.row / kKeysPerBucket);
+          const int64_t lane = old.row % kKeysPerBucket;
+          bucket.keys[lane] = old.key;
+          bucket.last_step[lane] = old.last_step;
+          bucket.count[lane] = old.count;
+        }
+      }
+    });
+    std::copy(sketch.begin(), sketch.end(), state.sketch.begin());
+    std::copy(seen.begin(), seen.end(), state.seen.begin());
+  }
+};
+
 // A step on a vocabulary, in parts that run one after the other.
 class Admitting {
  public:
@@ -49,12 +75,18 @@ class Admitting {
     if (dealt_.has_empty_key) return RefuseEmptyKey();
     Prepare();
     ForSegments([](auto* work) { work->Run(); });
+    if (old_ != nullptr) {
+      for (const SegmentKeys& segment : segments_) {
+        old_->changed.push_back(
+            {segment.old_lanes.data(), segment.num_old_lanes});
+      }
+    }
     int64_t failed_at = std::numeric_limits<int64_t>::max();
     for (const SegmentKeys& segment : segments_) {
       failed_at = std::min(failed_at, segment.failed_at);
     }
     if (failed_at < keys_.size()) {
-      TakeBack();
+      old_->Restore(state_);
       return FailedPrecondition(
           "Key " + to_string(keys_[failed_at]) + " finds no place: all " +
           to_string(layout_.num_probes() * kKeysPerBucket) +
@@ -72,11 +104,7 @@ class Admitting {
     return Status();
   }
 
-  void TakeBack() {
-    ForSegments([](auto* work) { work->TakeBack(); });
-    std::copy(old_sketch_.begin(), old_sketch_.end(), state_.sketch.begin());
-    std::copy(old_seen_.begin(), old_seen_.end(), state_.seen.begin());
-  }
+  std::shared_ptr<const OldVocabulary> old() const { return old_; }
 
  private:
   Status RefuseEmptyKey() const {
@@ -91,9 +119,11 @@ class Admitting {
     const int64_t num_keys = keys_.size();
     const bool keeps_old = policy_.fails_when_full || step_.keeps_old;
     if (keeps_old) {
-      old_lanes_ = RawArray<OldLane>(2 * num_keys);
-      old_sketch_.assign(state_.sketch.begin(), state_.sketch.end());
-      old_seen_.assign(state_.seen.begin(), state_.seen.end());
+      old_ = std::make_shared<OldVocabulary>();
+      old_->lanes = RawArray<OldLane>(2 * num_keys);
+      old_->changed.reserve(segments_.size());
+      old_->sketch.assign(state_.sketch.begin(), state_.sketch.end());
+      old_->seen.assign(state_.seen.begin(), state_.seen.end());
     }
     rows_ = RawArray<int64_t>(num_keys);
     missing_ = RawArray<Missing>(num_keys);
@@ -119,7 +149,7 @@ class Admitting {
       segment.new_keys = {new_keys_->data() + begin, size};
       first_slots.push_back(first_slots[s] + FirstOccurrences::NumSlots(size));
       if (keeps_old) {
-        segment.old_lanes = {old_lanes_.data() + 2 * begin, 2 * size};
+        segment.old_lanes = {old_->lanes.data() + 2 * begin, 2 * size};
       }
       if (has_sketch && state_.HasSegment(layout_, s)) {
         const int64_t here = static_cast<int64_t>(s) - state_.first_segment;
@@ -184,8 +214,7 @@ class Admitting {
   const VocabularyPolicy& policy_;
   const VocabularyStep& step_;
   const Span<const int64_t> keys_;
-  // A copy: `take_back` may outlive the caller's.
-  const ParallelFor parallel_for_;
+  const ParallelFor& parallel_for_;
   const VocabularyState& state_;
   const KeyKernels& kernels_;
   KeysBySegment dealt_;
@@ -197,9 +226,7 @@ class Admitting {
   std::shared_ptr<RowGroups> groups_;
   std::shared_ptr<RawArray<NewKey>> new_keys_;
   RawArray<uint32_t> slots_;
-  RawArray<OldLane> old_lanes_;
-  std::vector<uint8_t> old_sketch_;
-  std::vector<int64_t> old_seen_;
+  std::shared_ptr<OldVocabulary> old_;
 };
 
 Status CheckStep(const BucketLayout& layout, const VocabularyPolicy& policy,
@@ -239,11 +266,12 @@ Status AdmitKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                  Span<int64_t> rows, AdmittedKeys* admitted,
                  const KeyKernels& kernels) {
   LM_RETURN_IF_ERROR(CheckStep(layout, policy, step, keys, state));
-  const auto admitting = std::make_shared<Admitting>(
-      layout, policy, step, keys, parallel_for, state, kernels);
-  LM_RETURN_IF_ERROR(admitting->Run(rows, admitted));
+  Admitting admitting(layout, policy, step, keys, parallel_for, state, kernels);
+  LM_RETURN_IF_ERROR(admitting.Run(rows, admitted));
   if (step.keeps_old) {
-    admitted->take_back = [admitting] { admitting->TakeBack(); };
+    admitted->take_back = [old = admitting.old()](const VocabularyState& now) {
+      old->Restore(now);
+    };
   }
   return Status();
 }

@@ -58,10 +58,10 @@ struct AdmittedKeys {
   VocabularyCounts counts;
   // The rows of all keys that have one; a part for each segment.
   std::shared_ptr<RowGroups> groups;
-  // Makes the state what it was before, where the step `keeps_old`: another
-  // vocabulary of the same step was refused. The arguments of `AdmitKeys` must
-  // still be there.
-  std::function<void()> take_back;
+  // Makes a state what it was before the step, where the step `keeps_old`. The
+  // state may have moved, but nothing else may have changed it since. Needs
+  // none of the arguments of `AdmitKeys`.
+  std::function<void(const VocabularyState&)> take_back;
 };
 
 // Counts a use of each of `keys`, gives new ones a row if the policy admits

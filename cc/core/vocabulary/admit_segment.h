@@ -86,13 +86,6 @@ class AdmitSegment {
     WriteGroups();
   }
 
-  void TakeBack() {
-    for (int64_t i = s_.num_old_lanes - 1; i >= 0; --i) {
-      const OldLane& old = s_.old_lanes[i];
-      SetLane(segment_.At(old.row), old.key, old.last_step, old.count);
-    }
-  }
-
  private:
   // Of the segment.
   int64_t num_rows() const {

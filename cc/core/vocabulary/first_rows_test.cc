@@ -93,7 +93,7 @@ TEST(FirstRowsTest, AVocabularyIsAskedBack) {
                         one.state(), rows, &admitted)
                   .ok());
   EXPECT_NE(one.Bits(), before);
-  admitted.take_back();
+  admitted.take_back(one.state());
   EXPECT_EQ(one.Bits(), before);
 }
 

@@ -89,20 +89,21 @@ std::vector<int64_t> BucketOffsets(const TableSpec& table) {
   return offsets;
 }
 
-absl::Status CopyRows(OpKernelContext* ctx, const LockedShards& locked,
+absl::Status SaveRows(OpKernelContext* ctx, const LockedShards& locked,
                       int first_shard, int first_slot, const TableSpec& table,
-                      Span<const int64_t> rows, OutputsInOrder* outputs) {
+                      Span<const int64_t> rows, std::vector<Tensor>* values) {
+  values->clear();
   const auto copy = [&](int first, const std::string& name, DataType dtype,
                         int64_t dim) {
-    Tensor* output = nullptr;
+    Tensor& value = values->emplace_back();
     TF_RETURN_IF_ERROR(
-        outputs->Allocate(dtype, TensorShape({rows.size(), dim}), &output));
+        ctx->allocate_temp(dtype, TensorShape({rows.size(), dim}), &value));
     if (rows.empty()) return absl::OkStatus();
     ShardedView<const char> view;
     TF_RETURN_IF_ERROR(
         locked.ByteView(first, name, table.partition, dtype, {dim}, &view));
     GatherRows<char>(view, rows, TfParallelFor(ctx),
-                     static_cast<char*>(output->data()));
+                     static_cast<char*>(value.data()));
     return absl::OkStatus();
   };
   TF_RETURN_IF_ERROR(copy(first_shard, table.name,
@@ -114,6 +115,51 @@ absl::Status CopyRows(OpKernelContext* ctx, const LockedShards& locked,
     TF_RETURN_IF_ERROR(copy(first_slot, table.name + " (slot variable)",
                             tensorflow::DT_FLOAT,
                             SlotDim(table.optimizer, j, table.dim)));
+    first_slot += table.partition.num_shards();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CopyRows(OpKernelContext* ctx, const LockedShards& locked,
+                      int first_shard, int first_slot, const TableSpec& table,
+                      Span<const int64_t> rows, OutputsInOrder* outputs) {
+  std::vector<Tensor> values;
+  TF_RETURN_IF_ERROR(
+      SaveRows(ctx, locked, first_shard, first_slot, table, rows, &values));
+  for (const Tensor& value : values) TF_RETURN_IF_ERROR(outputs->Set(value));
+  return absl::OkStatus();
+}
+
+absl::Status RestoreRows(OpKernelContext* ctx, LockedShards* locked,
+                         int first_shard, int first_slot,
+                         const TableSpec& table, Span<const int64_t> rows,
+                         const std::vector<Tensor>& values) {
+  if (rows.empty()) return absl::OkStatus();
+  const auto write = [&](const auto& view, const Tensor& value) {
+    const auto* from = static_cast<decltype(view.row(0))>(value.data());
+    for (const int64_t row : rows) {
+      std::copy(from, from + view.dim, view.row(row));
+      from += view.dim;
+    }
+  };
+  if (table.row_type == RowType::kFloat32) {
+    ShardedView<float> view;
+    TF_RETURN_IF_ERROR(locked->MutableView(
+        ctx, first_shard, table.name, table.partition, {table.dim}, &view));
+    write(view, values[0]);
+  } else {
+    ShardedView<uint16_t> view;
+    TF_RETURN_IF_ERROR(locked->MutableView(ctx, first_shard, table.name,
+                                           table.partition, {table.dim}, &view,
+                                           HalfDtype(table)));
+    write(view, values[0]);
+  }
+  for (int j = 0; j < static_cast<int>(NumSlots(table.optimizer)); ++j) {
+    ShardedView<float> view;
+    TF_RETURN_IF_ERROR(locked->MutableView(
+        ctx, first_slot, table.name + " (slot variable)", table.partition,
+        {SlotDim(table.optimizer, j, table.dim)}, &view));
+    write(view, values[j + 1]);
     first_slot += table.partition.num_shards();
   }
   return absl::OkStatus();

@@ -14,6 +14,7 @@
 #include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace layoutmap {
@@ -45,13 +46,26 @@ class OutputsInOrder {
 // of unknown keys.
 std::vector<int64_t> BucketOffsets(const TableSpec& table);
 
-// Writes `rows` of the table, whose shards begin at `first_shard`, then those
+// Copies `rows` of the table, whose shards begin at `first_shard`, then those
 // of each slot variable, whose shards begin at `first_slot`. Without rows the
 // variables need not be locked.
+absl::Status SaveRows(tensorflow::OpKernelContext* ctx,
+                      const LockedShards& locked, int first_shard,
+                      int first_slot, const TableSpec& table,
+                      Span<const int64_t> rows,
+                      std::vector<tensorflow::Tensor>* values);
+// The same as outputs.
 absl::Status CopyRows(tensorflow::OpKernelContext* ctx,
                       const LockedShards& locked, int first_shard,
                       int first_slot, const TableSpec& table,
                       Span<const int64_t> rows, OutputsInOrder* outputs);
+
+// Writes `rows` of the table and of its slot variables back: `values` are what
+// `SaveRows` has copied.
+absl::Status RestoreRows(tensorflow::OpKernelContext* ctx, LockedShards* locked,
+                         int first_shard, int first_slot,
+                         const TableSpec& table, Span<const int64_t> rows,
+                         const std::vector<tensorflow::Tensor>& values);
 
 // Writes the lanes `rows` of variables by bucket, of `dtypes`, which begin at
 // `first`. A row beyond all buckets gets `beyond`, one for each dtype.

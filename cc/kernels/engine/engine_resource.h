@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -67,6 +68,19 @@ class EngineResource : public tensorflow::ResourceBase {
   SettledMemory& memory() { return memory_; }
 
   // Refuses every call from now on, as `why` says; none if it is empty.
+  // How the last change of vocabularies is taken back, by an op with the same
+  // variables, as long as nothing was changed since.
+  using TakeBack = std::function<absl::Status(tensorflow::OpKernelContext*)>;
+  void KeepTakeBack(TakeBack take_back) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    take_back_ = std::move(take_back);
+  }
+  // Empty if there is none. It works once.
+  TakeBack RemoveTakeBack() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(take_back_, nullptr);
+  }
+
   void Retire(const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     retired_ = why;
@@ -96,8 +110,9 @@ class EngineResource : public tensorflow::ResourceBase {
   ChangedRows changed_;
   ActivationBuffers buffers_;
   SettledMemory memory_;
-  mutable std::mutex mutex_;
-  std::string retired_;  // guarded by mutex_
+  mutable std::mutex mutex_;  // guards all below
+  std::string retired_;
+  TakeBack take_back_;
 };
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;

@@ -4,12 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/key_batches.h"
 #include "cc/core/ids/ragged_ids.h"
@@ -25,17 +28,20 @@
 #include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "cc/kernels/vocabulary/kept_changes.h"
 #include "cc/kernels/vocabulary/key_inputs.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "cc/kernels/vocabulary/open_table_specs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace layoutmap {
 namespace {
 
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
 
 // A table of which a step is made, under the locks of all its variables.
 struct OpenTable {
@@ -67,8 +73,9 @@ class KeysOp : public Kernel {
 
  protected:
   // Reads `num_replicas` batches, finds the rows of their keys, those of new
-  // ones too if the step is `training`, and calls `hand_over(batches)` before
-  // another step can give a row away.
+  // ones too if the step is `training`, and calls `hand_over(batches, forget)`
+  // before another step can give a row away. `forget` becomes what takes the
+  // step out of the engine again.
   template <typename HandOver>
   absl::Status FindRows(OpKernelContext* ctx, EngineResource& resource,
                         int32_t num_replicas, bool training,
@@ -91,20 +98,31 @@ class KeysOp : public Kernel {
     TF_RETURN_IF_ERROR(
         ToTf(KeyBatches::Make(config, is_open, inputs, &batches)));
     LockedShards locked;
+    std::vector<KeptChange> changes;
+    const auto finish = [&] {
+      std::function<Status()> forget;
+      TF_RETURN_IF_ERROR(hand_over(batches.Finish(), &forget));
+      if (!telling_.empty()) {
+        KeepChanges(&resource, std::move(changes), std::move(forget));
+      }
+      return absl::OkStatus();
+    };
     if (training) {
       std::deque<OpenTable> tables(specs_.size());
       TF_RETURN_IF_ERROR(locked.Lock(ctx, {"state", "shards", "slots"},
                                      LockedShards::Mode::kExclusive));
       TF_RETURN_IF_ERROR(LockTables(ctx, config, &locked, &tables));
-      TF_RETURN_IF_ERROR(Admit(ctx, resource, locked, &batches, &tables));
-      return hand_over(batches.Finish());
+      TF_RETURN_IF_ERROR(
+          Admit(ctx, resource, locked, &batches, &tables, &changes));
+      return finish();
     }
     std::deque<OpenTable> unchanged(specs_.size());
     TF_RETURN_IF_ERROR(
         locked.Lock(ctx, {"state"}, LockedShards::Mode::kShared));
     TF_RETURN_IF_ERROR(Find(ctx, config, locked, &batches));
-    TF_RETURN_IF_ERROR(TellEvicted(ctx, config, locked, unchanged));
-    return hand_over(batches.Finish());
+    TF_RETURN_IF_ERROR(TellEvicted(ctx, config, locked, &unchanged, &changes));
+    changes.clear();
+    return finish();
   }
 
  private:
@@ -162,7 +180,8 @@ class KeysOp : public Kernel {
   // find a place; if those of one do not, all are taken back.
   absl::Status Admit(OpKernelContext* ctx, EngineResource& resource,
                      const LockedShards& locked, KeyBatches* batches,
-                     std::deque<OpenTable>* tables) const {
+                     std::deque<OpenTable>* tables,
+                     std::vector<KeptChange>* changes) const {
     bool may_fail = false;
     for (const OpenTableSpec& spec : specs_) {
       may_fail |= spec.policy.fails_when_full;
@@ -191,15 +210,20 @@ class KeysOp : public Kernel {
           vocabulary.layout(), vocabulary.policy(), table.step, table.keys.keys,
           parallel_for, vocabulary.state(), table.rows, &table.admitted);
       if (status.ok()) continue;
-      while (i-- > 0) (*tables)[i].admitted.take_back();
+      while (i-- > 0) {
+        (*tables)[i].admitted.take_back((*tables)[i].vocabulary.state());
+      }
       return ToTf(Status(status.code(), status.message() + " (table '" +
                                             vocabulary.table() + "')"));
     }
     const absl::Status told = CatchAllTf([&] {
-      return TellEvicted(ctx, resource.engine().config(), locked, *tables);
+      return TellEvicted(ctx, resource.engine().config(), locked, tables,
+                         changes);
     });
     if (!told.ok()) {
-      for (OpenTable& table : *tables) table.admitted.take_back();
+      for (OpenTable& table : *tables) {
+        table.admitted.take_back(table.vocabulary.state());
+      }
       return told;
     }
     for (size_t i = 0; i < specs_.size(); ++i) {
@@ -207,6 +231,10 @@ class KeysOp : public Kernel {
       WriteFirstRows(table.first_rows, table.admitted.new_keys, parallel_for);
       table.vocabulary.CountStep(table.step.number, specs_[i].kind,
                                  table.admitted.counts);
+      if (!changes->empty()) {
+        const Span<int64_t> numbers = table.vocabulary.numbers();
+        (*changes)[i].numbers_after.assign(numbers.begin(), numbers.end());
+      }
       resource.changed().Note(specs_[i].table, Span<int64_t>(table.rows));
       batches->TakeRows(specs_[i].table, Span<int64_t>(table.rows),
                         UnknownRow(specs_[i], table.vocabulary.layout()),
@@ -215,24 +243,43 @@ class KeysOp : public Kernel {
     return absl::OkStatus();
   }
 
-  // Before first values overwrite the rows that keys have given away.
+  // Before first values overwrite the rows that keys have given away. `changes`
+  // become those of all tables, if some of them tell.
   absl::Status TellEvicted(OpKernelContext* ctx, const EngineConfig& config,
                            const LockedShards& locked,
-                           const std::deque<OpenTable>& tables) const {
+                           std::deque<OpenTable>* tables,
+                           std::vector<KeptChange>* changes) const {
     OutputsInOrder outputs;
     TF_RETURN_IF_ERROR(outputs.Start(ctx, "evicted"));
-    for (const int32_t place : telling_) {
-      const OpenTable& table = tables[place];
-      const TableSpec& spec = config.tables[specs_[place].table];
-      std::vector<int64_t> keys, rows;
+    if (!telling_.empty()) changes->resize(specs_.size());
+    for (size_t i = 0; i < changes->size(); ++i) {
+      OpenTable& table = (*tables)[i];
+      KeptChange& change = (*changes)[i];
+      const TableSpec& spec = config.tables[specs_[i].table];
+      change.table = specs_[i].table;
+      change.policy = specs_[i].policy;
+      change.restore = table.admitted.take_back;
+      const Span<int64_t> numbers = table.vocabulary.numbers();
+      change.numbers_before.assign(numbers.begin(), numbers.end());
+      for (int64_t row : Span<int64_t>(table.rows)) {
+        if (row != kNoRow) change.touched.push_back(row);
+      }
       for (const NewKey& one : table.admitted.new_keys) {
-        if (one.evicted == kEmptyKey) continue;
-        keys.push_back(one.evicted);
-        rows.push_back(one.row);
+        if (one.evicted != kEmptyKey) change.overwritten.push_back(one.row);
+      }
+      TF_RETURN_IF_ERROR(SaveRows(ctx, locked, table.first_shard,
+                                  table.first_slot, spec, change.overwritten,
+                                  &change.values));
+    }
+    for (const int32_t place : telling_) {
+      std::vector<int64_t> keys;
+      for (const NewKey& one : (*tables)[place].admitted.new_keys) {
+        if (one.evicted != kEmptyKey) keys.push_back(one.evicted);
       }
       TF_RETURN_IF_ERROR(outputs.SetVector(keys));
-      TF_RETURN_IF_ERROR(CopyRows(ctx, locked, table.first_shard,
-                                  table.first_slot, spec, rows, &outputs));
+      for (const Tensor& value : (*changes)[place].values) {
+        TF_RETURN_IF_ERROR(outputs.Set(value));
+      }
     }
     return outputs.Finish();
   }
@@ -285,15 +332,27 @@ class EnqueueKeysOp : public KeysOp {
       OP_REQUIRES_OK(ctx, ToTf(engine.CheckEnqueue(r, training)));
     }
     OP_REQUIRES_OK(
-        ctx, FindRows(ctx, *resource, num_replicas, training,
-                      [&](std::vector<std::shared_ptr<const Batch>> batches) {
-                        for (int32_t r = 0; r < num_replicas; ++r) {
-                          TF_RETURN_IF_ERROR(ToTf(engine.EnqueueBatch(
-                              r, training, Status(), std::move(batches[r]),
-                              TfParallelFor(ctx))));
-                        }
-                        return absl::OkStatus();
-                      }));
+        ctx,
+        FindRows(
+            ctx, *resource, num_replicas, training,
+            [&](const std::vector<std::shared_ptr<const Batch>>& batches,
+                std::function<Status()>* forget) {
+              for (int32_t r = 0; r < num_replicas; ++r) {
+                TF_RETURN_IF_ERROR(ToTf(engine.EnqueueBatch(
+                    r, training, Status(), batches[r], TfParallelFor(ctx))));
+              }
+              // Weak: rows of a batch that is held are in use.
+              *forget = [&engine,
+                         kept = std::vector<std::weak_ptr<const Batch>>(
+                             batches.begin(), batches.end())] {
+                std::vector<std::shared_ptr<const Batch>> step;
+                for (const auto& batch : kept) {
+                  step.push_back(batch.lock());
+                }
+                return engine.TakeBackStep(step);
+              };
+              return absl::OkStatus();
+            }));
   }
 };
 
@@ -313,11 +372,18 @@ class OpenKeysOp : public KeysOp {
                     absl::StrCat("`replica` must be in [0, ", num_replicas,
                                  "). Received: ", replica)));
     OP_REQUIRES_OK(
-        ctx, FindRows(ctx, *resource, 1, true,
-                      [&](std::vector<std::shared_ptr<const Batch>> batches) {
-                        return ToTf(resource->tokens().Open(
-                            replica, std::move(batches[0]), &token));
-                      }));
+        ctx,
+        FindRows(ctx, *resource, 1, true,
+                 [&](const std::vector<std::shared_ptr<const Batch>>& batches,
+                     std::function<Status()>* forget) {
+                   TokenSteps& tokens = resource->tokens();
+                   TF_RETURN_IF_ERROR(
+                       ToTf(tokens.Open(replica, batches[0], &token)));
+                   *forget = [&tokens, replica, token] {
+                     return tokens.TakeBack(replica, token);
+                   };
+                   return absl::OkStatus();
+                 }));
     OP_REQUIRES_OK(ctx, SetScalar(ctx, "token", token));
   }
 };

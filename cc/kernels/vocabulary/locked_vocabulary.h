@@ -83,6 +83,7 @@ class LockedVocabulary {
   const VocabularyState& state() const { return state_; }
   ShardedView<const int64_t> keys() const;
   int64_t step() const { return numbers_[kVocabularyStep]; }
+  Span<int64_t> numbers() const { return numbers_; }
 
  private:
   std::string table_;

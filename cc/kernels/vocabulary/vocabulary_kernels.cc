@@ -12,6 +12,7 @@
 #include "cc/core/keys/find_keys.h"
 #include "cc/core/keys/first_values.h"
 #include "cc/core/keys/policy.h"
+#include "cc/core/keys/vocabulary_state.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/sharded_view.h"
@@ -21,6 +22,7 @@
 #include "cc/kernels/engine/engine_resource.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "cc/kernels/vocabulary/kept_changes.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
@@ -101,11 +103,21 @@ class EvictKeysOp : public Kernel {
         CatchAllTf([&] { return Tell(ctx, locked, table, evicted); });
     if (!told.ok()) TakeBackEvicted(evicted, vocabulary.state());
     OP_REQUIRES_OK(ctx, told);
+    const Span<int64_t> numbers = vocabulary.numbers();
+    KeptChange change;
+    change.table = table_;
+    change.policy = policy_;
+    change.numbers_before.assign(numbers.begin(), numbers.end());
     const auto num_evicted = static_cast<int64_t>(evicted.size());
     vocabulary.CountEvicted(num_evicted, expired_ ? num_evicted : 0);
-    std::vector<int64_t> rows;
-    for (const KeyOfRow& one : evicted) rows.push_back(one.row);
-    resource->changed().Note(table_, rows);
+    change.numbers_after.assign(numbers.begin(), numbers.end());
+    for (const KeyOfRow& one : evicted) change.touched.push_back(one.row);
+    resource->changed().Note(table_, change.touched);
+    // The rows keep their values until another key gets them.
+    change.restore = [evicted](const VocabularyState& state) {
+      TakeBackEvicted(evicted, state);
+    };
+    KeepChanges(resource.get(), {change}, nullptr);
   }
 
  private:

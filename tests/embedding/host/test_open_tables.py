@@ -154,6 +154,33 @@ def test_unknown_keys(unknown):
             [2.0, 0.0] if unknown == "zeros" else [13 / 3, 7.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("capacity", [8, 100, 500, 2000])
+def test_keys_that_come_all_the_time_are_admitted_with_any_min_count(capacity):
+    """The bound of `min_count`: one count less for each window of ids."""
+    opened, _ = cases.embedding(
+        tlm.OpenVocabulary(capacity, admission="count", min_count=200),
+        tpu.SGD(0.1), dim=1)
+    opened.build()
+    vocabulary = opened.vocabularies["words"]
+    frequent = np.arange(8) * 1_000_003
+    window = vocabulary._variables["vocabulary_sketch"].shape[2] // 2
+    for step in range(1, 300):
+        # Twice each, among as many that are seen once.
+        once = 10**9 + 16 * step + np.arange(16)
+        opened.enqueue({"ids": tf.constant(
+            np.concatenate([frequent, once, frequent]))})
+        opened.dequeue()
+        opened.apply_gradients({"ids": tf.zeros([32, 1])})
+        if 2 * step - np.ceil(32 * step / window) >= 200:
+            break
+        if 2 * step < 200:
+            assert not len(vocabulary.keys())
+    admitted = set(vocabulary.keys().numpy().tolist())
+    assert set(frequent.tolist()) <= admitted
+    # Keys that share both of their cells with frequent ones.
+    assert len(admitted) <= len(frequent) + 2
+
+
 def test_forward_only_steps_change_nothing():
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(8, admission="count", min_count=1), tpu.SGD(0.5))

@@ -131,13 +131,14 @@ class HostBackend:
                         self._shapes.fix_spec(), table, capacity), variables,
                     num_replicas=self._replicas.num_replicas,
                     **self._engine_options())
+                # Before the old table is emptied: `on_evict` may raise.
+                made.tell_dropped(table, found.dropped)
         except BaseException:
             engine.retire("")
             raise
         self.engine, self._spec, self._variables = made, spec, variables
         self._shapes.take_spec(spec)
         resizing.empty(old)
-        made.tell_dropped(table, found.dropped)
         return found
 
     def _refuse_in_processes(self, method: str) -> None:

@@ -47,7 +47,7 @@ class HostEngine:
         variables: dict[str, dict[str, Any]], *, num_replicas: int,
         is_pipelined: bool = False, out_of_range: str = "error",
         rounding_seed: int = 0, first_rows: Sequence[int] = (),
-        tells_evicted: bool = True,
+        tells_evicted: bool = True, in_processes: bool = False,
     ):
         """Creates the engine, eagerly, on the host.
 
@@ -61,8 +61,9 @@ class HostEngine:
           rounding_seed: Of tables with 16-bit rows.
           first_rows: Where the table's rows begin in the whole table, of
             tables that are parts; none: at 0.
-          tells_evicted: Whether `on_evict` of open vocabularies is told of
-            keys that go.
+          tells_evicted: Whether `on_evict` of open vocabularies is called
+            with keys that go.
+          in_processes: Whether other processes take the same steps.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
@@ -81,7 +82,7 @@ class HostEngine:
                 self._rounding_steps.append(
                     variables[table.name][tables.ROUNDING_STEPS])
         self._keys = open_tables.OpenTables(
-            spec, variables, tells=tells_evicted)
+            spec, variables, tells=tells_evicted, in_processes=in_processes)
         with tf.device(tables.HOST):
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,
@@ -125,7 +126,7 @@ class HostEngine:
                 training=tf.convert_to_tensor(training, tf.bool),
                 **op_arguments.batch_inputs(inputs, of_keys=True),
                 **self._keys.arguments(inputs))
-            self._keys.tell(evicted)
+            self._keys.tell(self._handle, evicted)
 
     def evict_keys(self, table: int, keys: tf.Tensor, *,
                    expired: bool) -> tf.Tensor:
@@ -185,7 +186,7 @@ class HostEngine:
                     **arguments,
                     **op_arguments.batch_inputs(features, of_keys=True),
                     **self._keys.arguments(features))
-                self._keys.tell(evicted)
+                self._keys.tell(engine, evicted)
             else:
                 token = _ops.open_step(
                     **arguments, **op_arguments.batch_inputs(features))

@@ -37,7 +37,8 @@ class WorkerEngine(HostEngine):
         super().__init__(
             spec, variables, num_replicas=strategy_replicas.num_replicas,
             # All processes see the same keys go; one tells it.
-            tells_evicted=strategy_replicas.is_first_process, **options)
+            tells_evicted=strategy_replicas.is_first_process,
+            in_processes=True, **options)
         self._replicas = strategy_replicas
         self._num_local = len(
             strategy_replicas.strategy.extended.worker_devices)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,15 +19,18 @@ class OpenTables:
     """The open tables of one embedding, as arguments of ops."""
 
     def __init__(self, spec: config.EmbeddingSpec,
-                 variables: dict[str, dict[str, Any]], *, tells: bool = True):
+                 variables: dict[str, dict[str, Any]], *, tells: bool = True,
+                 in_processes: bool = False):
         """Takes what `tables.create_tables` made of the spec.
 
         Args:
           spec: Tables and features.
           variables: By table name.
-          tells: Whether `on_evict` is told of keys that go.
+          tells: Whether `on_evict` is called with keys that go.
+          in_processes: Whether other processes take the same steps.
         """
         self._spec = spec
+        self._in_processes = in_processes
         found = [(number, table) for number, table in enumerate(spec.tables)
                  if table.vocabulary is not None]
         self._numbers = [number for number, _ in found]
@@ -92,17 +96,68 @@ class OpenTables:
                               for number in self._numbers],
                 **self._attrs}
 
-    def tell(self, values: Sequence[tf.Tensor]) -> None:
-        """Passes on what a step says of the keys that went.
+    def tell(self, engine: tf.Tensor, values: Sequence[tf.Tensor]) -> None:
+        """Calls `on_evict` with the keys that a step has evicted.
+
+        If it raises, the step is undone: it leaves the engine, and keys get
+        their rows back.
 
         Args:
-          values: The output `evicted` of its op.
+          engine: The handle of the engine.
+          values: The output `evicted` of the step's op.
         """
-        first = 0
-        for number, teller in self._tellers.items():
-            size = 1 + len(self._dtypes[number])
-            _call(teller, values[first:first + size])
-            first += size
+        if not self._tellers:
+            return
+
+        def tell_all(*arrays: Any) -> None:
+            first = 0
+            for number, teller in self._tellers.items():
+                size = 1 + len(self._dtypes[number])
+                teller(*arrays[first:first + size])
+                first += size
+
+        self._tell_or_take_back(
+            tell_all, values, engine, "The step was not enqueued",
+            state=self._state, shards=self._shards, slots=self._slots)
+
+    def _tell_or_take_back(
+        self, tell: Callable[..., None], values: Sequence[tf.Tensor],
+        engine: tf.Tensor, outcome: str,
+        **variables: Sequence[tf.Variable],
+    ) -> None:
+        """Calls `tell` with arrays; if it raises, undoes the engine's last op.
+
+        Args:
+          tell: What is called.
+          values: Its arguments, as tensors.
+          engine: The handle of the engine.
+          outcome: What to say of the op that is undone.
+          **variables: As the op got them: `state`, `shards`, `slots`.
+        """
+        def take_back(why: Any, *, raises: bool) -> None:
+            _ops.take_back_keys(
+                engine=engine, why=why, raises=raises,
+                in_processes=self._in_processes,
+                **{name: _handles(each) for name, each in variables.items()})
+
+        if tf.executing_eagerly():
+            try:
+                tell(*(value.numpy() for value in values))
+            except BaseException as error:
+                take_back(_failed(error), raises=False)
+                raise
+            return
+
+        def why_not(*tensors: tf.Tensor) -> str:
+            try:
+                tell(*(one.numpy() for one in tensors))
+            except BaseException as error:
+                return (f"{_failed(error)}. {outcome}.\n"
+                        + "".join(traceback.format_exception(error)))
+            return ""
+
+        # Ordered by the engine: a dequeue that follows sees a step that stays.
+        take_back(tf.py_function(why_not, values, tf.string), raises=True)
 
     def tell_table(self, table: int, values: Sequence[Any]) -> None:
         """The same of one table: keys, rows and slot variables."""
@@ -129,9 +184,10 @@ class OpenTables:
             **{name: _handles(variables) for name, variables
                in self._of_table[table].items()}, **settings.policy())
         if table in self._tellers:
-            _call(self._tellers[table], [found.evicted, *found.values])
+            self._tell_or_take_back(
+                self._tellers[table], [found.evicted, *found.values], engine,
+                "No key was evicted", **self._of_table[table])
         return found.evicted
-
 
 
 def kind_of_keys(
@@ -167,13 +223,8 @@ def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
     return [tf.as_dtype(table.dtype), *(tf.float32 for _ in slots)]
 
 
-def _call(teller: Any, values: Sequence[tf.Tensor]) -> None:
-    if tf.executing_eagerly():
-        teller(*(value.numpy() for value in values))
-        return
-    tf.py_function(
-        lambda *tensors: teller(*(one.numpy() for one in tensors)),
-        values, [])
+def _failed(error: BaseException) -> str:
+    return f"`on_evict` raised {type(error).__name__}: {error}"
 
 
 def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

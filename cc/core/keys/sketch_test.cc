@@ -1,0 +1,129 @@
+#include "cc/core/keys/sketch.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/keys/bucket_layout.h"
+#include "gtest/gtest.h"
+
+namespace layoutmap {
+namespace {
+
+// The sketch of the only or first segment of a vocabulary.
+class Sketch {
+ public:
+  explicit Sketch(int64_t capacity) {
+    int64_t num_buckets = 0;
+    BucketLayout layout;
+    EXPECT_TRUE(BucketLayout::NumBucketsFor(capacity, &num_buckets).ok());
+    EXPECT_TRUE(BucketLayout::Make(num_buckets, &layout).ok());
+    cells_.resize(2 * SegmentSketch::NumCells(layout));
+  }
+
+  int32_t Add(int64_t key, int64_t times = 1) {
+    return SegmentSketch({cells_.data(), static_cast<int64_t>(cells_.size())},
+                         &seen_)
+        .Add(key, times);
+  }
+
+  int64_t window() const { return static_cast<int64_t>(cells_.size()) / 4; }
+
+ private:
+  std::vector<uint8_t> cells_;
+  int64_t seen_ = 0;
+};
+
+TEST(SketchTest, AWindowIsTheRowsOfASegmentOrMore) {
+  EXPECT_EQ(Sketch(8).window(), 128);
+  EXPECT_EQ(Sketch(2000).window(), 128);    // 64 segments of 32 rows.
+  EXPECT_EQ(Sketch(64000).window(), 1000);  // 64 segments of 1,000 rows.
+}
+
+// Keys of all shares, which come one by one and several at a time.
+TEST(SketchTest, NoCountIsLowerThanItsBound) {
+  std::mt19937_64 random(1);
+  for (const int64_t capacity : {8, 500, 64000}) {
+    Sketch sketch(capacity);
+    struct Seen {
+      int64_t times = 0;
+      int64_t first = 0;  // ids that were counted before
+    };
+    std::map<int64_t, Seen> seen;
+    int64_t num_ids = 0;
+    for (int64_t i = 0; i < 30 * sketch.window(); ++i) {
+      // Small keys are the frequent ones.
+      const int64_t key = int64_t{1} << (random() % 16);
+      const int64_t drawn = static_cast<int64_t>(random() % key);
+      const int64_t times = random() % 8 == 0 ? 1 + random() % 20 : 1;
+      const auto found = seen.try_emplace(drawn, Seen{0, num_ids}).first;
+      Seen& one = found->second;
+      one.times += times;
+      num_ids += times;
+      const int32_t count = sketch.Add(drawn, times);
+      const int64_t passed = num_ids - one.first;
+      const int64_t lost = (passed + sketch.window() - 1) / sketch.window();
+      ASSERT_GE(count, std::min<int64_t>(one.times, 255) - lost)
+          << capacity << " " << i;
+      // A cell that is full counts no more: begin again.
+      if (count == 255) seen.erase(found);
+    }
+  }
+}
+
+TEST(SketchTest, WithinAWindowOneIsLostAtMost) {
+  // Wherever the window begins.
+  for (int64_t before = 0; before < 128; ++before) {
+    Sketch sketch(8);
+    for (int64_t i = 0; i < before; ++i) sketch.Add(1'000'000 + i);
+    int32_t count = 0;
+    for (int64_t i = 0; i < 100; ++i) count = sketch.Add(7);
+    EXPECT_GE(count, 99) << before;
+  }
+}
+
+TEST(SketchTest, KeysThatComeAllTheTimeReachAnyCount) {
+  for (const int64_t capacity : {8, 100, 2000}) {
+    Sketch sketch(capacity);
+    std::vector<int32_t> highest(10);
+    for (int64_t i = 0; i < 400; ++i) {
+      for (int64_t key = 0; key < 10; ++key) {
+        highest[key] = std::max(highest[key], sketch.Add(key));
+        // And as many that come once.
+        sketch.Add(1'000'000 + 10 * i + key);
+      }
+    }
+    // 20 ids a round, so a count is lost in 6.4 of them.
+    EXPECT_EQ(*std::min_element(highest.begin(), highest.end()), 255)
+        << capacity;
+  }
+}
+
+TEST(SketchTest, OfKeysSeenOnceFewerThanOneInTenCountTwice) {
+  for (const int64_t capacity : {8, 64000}) {
+    Sketch sketch(capacity);
+    const int64_t num_keys = 50 * sketch.window();
+    int64_t num_twice = 0, num_more = 0;
+    for (int64_t key = 0; key < num_keys; ++key) {
+      const int32_t count = sketch.Add(key);
+      num_twice += count >= 2;
+      num_more += count >= 3;
+    }
+    EXPECT_LT(num_twice, num_keys / 10);
+    EXPECT_LT(num_more, num_keys / 500);
+  }
+}
+
+TEST(SketchTest, ACountIsAtMost255) {
+  Sketch sketch(8);
+  EXPECT_EQ(sketch.Add(5, 1000), 255);
+  // Of 255 ids a window has passed, and the second one not yet.
+  EXPECT_EQ(sketch.Add(5, 0), 254);
+  EXPECT_EQ(sketch.Add(5, 1), 255);
+}
+
+}  // namespace
+}  // namespace layoutmap
