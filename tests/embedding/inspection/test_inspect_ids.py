@@ -10,7 +10,11 @@ import tensorflow as tf
 from rich import console
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding.inspection import id_counts
+from tf_layoutmap.embedding.inspection import (
+    html_report,
+    id_counts,
+    svg_plots,
+)
 
 tpu = tf.tpu.experimental.embedding
 
@@ -111,6 +115,56 @@ def test_two_tables_are_printed():
     for words in ("Features", "Tables", "title", "2 (-3 to 11)", "160 B",
                   "70.0%"):
         assert words in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_shows_every_number_in_full(width):
+    products = tpu.TableConfig(
+        1_000_000, 64, name="product_identifiers", optimizer=tpu.Adam(0.1))
+    features = {"clicked_products": tpu.FeatureConfig(products)}
+    ids = np.arange(1_000_000, 1_200_000)
+    report = tlm.inspect_ids([{"clicked_products": ids}], features)
+    stream = io.StringIO()
+    report.print(console.Console(file=stream, width=width))
+    shown = stream.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    for rows in (html_report.feature_rows(report),
+                 html_report.table_rows(report)):
+        for cell in (*rows[0][1:], *rows[1][1:]):
+            assert f" {cell} " in shown
+    assert "Features, continued" in shown
+
+
+def test_a_wide_terminal_shows_one_table_each():
+    stream = io.StringIO()
+    tlm.inspect_ids(dataset(), config()).print(
+        console.Console(file=stream, width=200))
+    assert "continued" not in stream.getvalue()
+
+
+def test_axes_have_names_and_labels():
+    users = {"user": tpu.FeatureConfig(tpu.TableConfig(2000, 2, name="users"))}
+    ids = np.concatenate([np.zeros(5000, np.int64), np.arange(2000)])
+    page = tlm.inspect_ids([{"user": ids}], users).html()
+    ranks = page.split("users: lookups by rank of the row")[-1].split(
+        "</svg>")[0]
+    for words in ("rank of the row (log scale)", "lookups (log scale)",
+                  ">1<", ">10<", ">100<", ">1k<"):
+        assert words in ranks
+    sizes = page.split("user: samples by number of ids")[-1].split("</svg>")[0]
+    for words in (">ids in a sample<", ">samples<", ">0<", ">1<", ">6k<"):
+        assert words in sizes
+
+
+@pytest.mark.parametrize("high", [1, 2, 9, 10, 99, 100, 12_345, 10**9, 10**12])
+def test_labels_of_a_logarithmic_axis_are_few_and_where_they_belong(high):
+    ticks = svg_plots.log_ticks(high)
+    assert 1 <= len(ticks) <= 7
+    assert ticks[0] == (0.0, "1")
+    places = [place for place, _ in ticks]
+    assert places == sorted(set(places))
+    assert places[-1] <= 1
 
 
 def test_the_page_is_whole_and_loads_nothing(tmp_path):

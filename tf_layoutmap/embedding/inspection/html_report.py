@@ -13,11 +13,12 @@ from tf_layoutmap.embedding.inspection import svg_plots
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto;
-       max-width: 70rem; padding: 0 1rem; color: #1c2330; background: #fff; }
+       max-width: 76rem; padding: 0 1rem; color: #1c2330; background: #fff; }
 table { border-collapse: collapse; margin: 1rem 0 2rem; }
 th, td { padding: .3rem .8rem; text-align: right;
          border-bottom: 1px solid #d8dde6; }
 th:first-child, td:first-child { text-align: left; }
+div { overflow-x: auto; }
 td.bad { color: #b3261e; font-weight: 600; }
 figure { display: inline-block; margin: 0 1.5rem 1.5rem 0; }
 figcaption { font-weight: 600; margin-bottom: .3rem; }
@@ -31,15 +32,15 @@ def feature_rows(report: Any) -> list[list[str]]:
              "longest", "empty", "padding waste", "unique ratio",
              "out of range"]]
     for name, one in report.features.items():
-        outside = str(one["num_out_of_range"])
+        outside = f"{one['num_out_of_range']:,}"
         if one["num_out_of_range"]:
-            outside += (f" ({one['lowest_out_of_range']} to "
-                        f"{one['highest_out_of_range']})")
+            outside += (f" ({one['lowest_out_of_range']:,} to "
+                        f"{one['highest_out_of_range']:,})")
         rows.append([
             name, one["table"], f"{one['num_samples']:,}",
             f"{one['num_ids']:,}", f"{one['num_distinct']:,}",
             f"{one['mean_ids_per_sample']:.2f}",
-            str(one["max_ids_per_sample"]), f"{one['num_empty']:,}",
+            f"{one['max_ids_per_sample']:,}", f"{one['num_empty']:,}",
             f"{one['padding_waste']:.1%}", f"{one['unique_ratio']:.1%}",
             outside])
     return rows
@@ -60,6 +61,34 @@ def table_rows(report: Any) -> list[list[str]]:
     return rows
 
 
+def in_parts(rows: Sequence[Sequence[str]], width: int) -> list[
+        list[list[str]]]:
+    """Divides the columns of a table, so that each part fits a terminal.
+
+    >>> in_parts([["name", "ids", "rows"], ["a", "1", "2"]], 17)
+    [[['name', 'ids'], ['a', '1']], [['name', 'rows'], ['a', '2']]]
+
+    Args:
+      rows: A head and rows of text, whose first column names the row.
+      width: Characters of a line. A column takes 3 more than its text, and
+        the table 1 more.
+
+    Returns:
+      At least one table, each with the first column. Names are wrapped where
+      they take more than a third of the line.
+    """
+    sizes = [max(map(len, column)) + 3 for column in zip(*rows)]
+    first = min(sizes[0], max(width // 3, 10)) + 1
+    parts: list[list[int]] = [[]]
+    for column, size in enumerate(sizes[1:], 1):
+        taken = first + sum(sizes[one] for one in parts[-1])
+        if parts[-1] and taken + size > width:
+            parts.append([])
+        parts[-1].append(column)
+    return [[[row[0], *(row[column] for column in part)] for row in rows]
+            for part in parts]
+
+
 def page(report: Any) -> str:
     """Returns the page."""
     optimizers = list(next(iter(report.tables.values()))[
@@ -70,11 +99,11 @@ def page(report: Any) -> str:
         for name, one in report.tables.items()]
     skew = "".join(
         svg_plots.line(f"{name}: lookups by rank of the row",
-                       one["lookups_by_rank"], "rank")
+                       one["lookups_by_rank"], "rank of the row", "lookups")
         for name, one in report.tables.items())
     sizes = "".join(
         svg_plots.bars(f"{name}: samples by number of ids",
-                       one["samples_by_size"])
+                       one["samples_by_size"], "ids in a sample", "samples")
         for name, one in report.features.items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -116,7 +145,8 @@ def _open_tables(report: Any) -> str:
         plots += svg_plots.curves(
             f"{name}: share of lookups served, by rows",
             {f"from {count}": points
-             for count, points in one["served_by_rows"].items()}, "row",
+             for count, points in one["served_by_rows"].items()}, "rows",
+            "lookups served",
             (proposal["num_keys"], proposal["share_served"]))
     return (
         "<h2>Open vocabularies</h2><p>A lookup is served if it finds a row "
@@ -145,4 +175,4 @@ def _table(rows: Sequence[Sequence[str]], bad: int | None = None) -> str:
         body += "<tr>" + "".join(
             f"<td{' class=bad' * (i == marked)}>{html.escape(one)}</td>"
             for i, one in enumerate(row)) + "</tr>"
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"<div><table><tr>{head}</tr>{body}</table></div>"

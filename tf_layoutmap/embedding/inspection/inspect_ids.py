@@ -51,6 +51,9 @@ class IdReport:
     def print(self, console: Any = None):
         """Prints the numbers as tables.
 
+        A table that is wider than the console goes on in another one below,
+        which begins with the same column.
+
         Args:
           console: A `rich.console.Console`; None for the terminal.
         """
@@ -65,13 +68,19 @@ class IdReport:
                 ("Open vocabularies", html_report.proposal_rows(self))):
             if len(rows) == 1:
                 continue
-            shown = rich_table.Table(title=title)
-            for name in rows[0]:
-                shown.add_column(
-                    name, justify="left" if name == rows[0][0] else "right")
-            for row in rows[1:]:
-                shown.add_row(*row)
-            console.print(shown)
+            parts = html_report.in_parts(rows, console.width)
+            for part in parts:
+                shown = rich_table.Table(
+                    title=title if part is parts[0] else f"{title}, continued")
+                for number, name in enumerate(part[0]):
+                    # A name may take two lines, a number is in one.
+                    shown.add_column(
+                        name, justify="right" if number else "left",
+                        no_wrap=number > 0 and len(part[0]) > 2,
+                        overflow="fold")
+                for row in part[1:]:
+                    shown.add_row(*row)
+                console.print(shown)
 
     def html(self) -> str:
         """Returns a page with tables and plots that loads nothing else."""

@@ -6,45 +6,29 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 220, 60, 28
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 240, 64, 46
 _BLUE = "#1a66c2"
 # Of several lines, whose names stand below in the same order.
 _COLOURS = ("#1a66c2", "#b3561a", "#3c7d3f", "#7a4ba8", "#8a6d00")
 
-
-def _figure(caption: str, marks: str, height: int = _HEIGHT) -> str:
-    caption = html.escape(caption)
-    return (
-        f"<figure><figcaption>{caption}</figcaption>"
-        f'<svg width="{_WIDTH}" height="{height}" role="img" '
-        f'aria-label="{caption}">'
-        f'<path d="M{_LEFT} 6V{_HEIGHT - _BOTTOM}H{_WIDTH - 6}" fill="none" '
-        f'stroke="#8a93a3"/>{marks}</svg></figure>')
+# Where a label stands on its axis, in [0, 1], and what it says.
+Tick = tuple[float, str]
 
 
-def _place(x: float, y: float) -> tuple[float, float]:
-    """Where a point of the unit square is drawn."""
-    return (_LEFT + x * (_WIDTH - _LEFT - 12),
-            _HEIGHT - _BOTTOM - y * (_HEIGHT - _BOTTOM - 12))
+def line(caption: str, points: Sequence[tuple[int, int]], x_name: str,
+         y_name: str) -> str:
+    """A line through points on two logarithmic axes.
 
-
-def _labels(x_low: str, x_high: str, y_high: str) -> str:
-    low, high, top = _place(0, 0), _place(1, 0), _place(0, 1)
-    return (f'<text x="{low[0]:.0f}" y="{low[1] + 18:.0f}">{x_low}</text>'
-            f'<text x="{high[0]:.0f}" y="{high[1] + 18:.0f}" '
-            f'text-anchor="end">{x_high}</text>'
-            f'<text x="{top[0] - 6:.0f}" y="{top[1] + 4:.0f}" '
-            f'text-anchor="end">{y_high}</text>')
-
-
-def line(caption: str, points: Sequence[tuple[int, int]],
-         x_name: str) -> str:
-    """A line through points on two logarithmic axes."""
+    Args:
+      caption: Of the plot.
+      points: Positive numbers; the first are ascending, the second descending.
+      x_name: What the first numbers are.
+      y_name: What the second numbers are.
+    """
     if not points:
         return ""
-    x_high = max(math.log(points[-1][0]), 1e-9)
-    y_high = max(math.log(points[0][1]), 1e-9)
-    placed = [_place(math.log(x) / x_high, math.log(y) / y_high)
+    x_high, y_high = points[-1][0], points[0][1]
+    placed = [_place(_on_log_axis(x, x_high), _on_log_axis(y, y_high))
               for x, y in points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
     marks = (f'<polyline points="{path}" fill="none" stroke="{_BLUE}" '
@@ -52,12 +36,21 @@ def line(caption: str, points: Sequence[tuple[int, int]],
     if len(points) == 1:
         marks = (f'<circle cx="{placed[0][0]:.1f}" cy="{placed[0][1]:.1f}" '
                  f'r="3" fill="{_BLUE}"/>')
-    return _figure(caption, marks + _labels(
-        f"{x_name} 1", f"{points[-1][0]:,}", f"{points[0][1]:,}"))
+    return _figure(
+        caption, marks, (f"{x_name} (log scale)", log_ticks(x_high)),
+        (f"{y_name} (log scale)", log_ticks(y_high)))
 
 
-def bars(caption: str, counts: dict[int, int]) -> str:
-    """A bar per size; many sizes are put together, 40 bars at most."""
+def bars(caption: str, counts: dict[int, int], x_name: str,
+         y_name: str) -> str:
+    """A bar per size; many sizes are put together, 40 bars at most.
+
+    Args:
+      caption: Of the plot.
+      counts: How many there are of each size.
+      x_name: What the sizes are.
+      y_name: What is counted.
+    """
     if not counts:
         return ""
     per_bar = max(1, math.ceil((max(counts) + 1) / 40))
@@ -71,28 +64,33 @@ def bars(caption: str, counts: dict[int, int]) -> str:
         marks += (f'<rect x="{left:.1f}" y="{top:.1f}" '
                   f'width="{right - left:.1f}" height="{bottom - top:.1f}" '
                   f'fill="{_BLUE}"/>')
-    return _figure(caption, marks + _labels(
-        "0 ids", str(max(counts)), f"{max(heights):,}"))
+    # Below the middle of a bar of one size, or where the bar of it begins.
+    shift = 0.45 if per_bar == 1 else 0
+    x_ticks = [((size / per_bar + shift) / len(heights), f"{size:,}")
+               for size in _round_numbers(max(counts))]
+    y_ticks = [(count / max(heights), _short(count))
+               for count in _round_numbers(max(heights))]
+    return _figure(caption, marks, (x_name, x_ticks), (y_name, y_ticks))
 
 
 def curves(caption: str, lines: Mapping[str, Sequence[tuple[int, float]]],
-           x_name: str, marked: tuple[int, float] | None) -> str:
+           x_name: str, y_name: str, marked: tuple[int, float] | None) -> str:
     """Lines of shares against numbers on a logarithmic axis.
 
     Args:
       caption: Of the plot.
       lines: By name, points of a positive number and a share of 1.
       x_name: What the numbers count.
+      y_name: What the shares are of.
       marked: A point with a circle around it, or None.
     """
     ends = [points[-1] for points in lines.values() if points]
     if not ends:
         return ""
-    x_high = max(math.log(max(number for number, _ in ends)), 1e-9)
-    y_high = max(max(share for _, share in ends), 1e-9)
+    x_high = max(number for number, _ in ends)
 
     def place(point: tuple[int, float]) -> tuple[float, float]:
-        return _place(math.log(point[0]) / x_high, point[1] / y_high)
+        return _place(_on_log_axis(point[0], x_high), point[1])
 
     marks, left = "", float(_LEFT)
     for colour, (name, points) in zip(_COLOURS, lines.items()):
@@ -111,6 +109,95 @@ def curves(caption: str, lines: Mapping[str, Sequence[tuple[int, float]]],
         x, y = place(marked)
         marks += (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" '
                   'stroke="#1c2330" stroke-width="1.5"/>')
-    labels = _labels(f"1 {x_name}", f"{max(n for n, _ in ends):,}",
-                     f"{y_high:.0%}")
-    return _figure(caption, marks + labels, height=_HEIGHT + 24)
+    return _figure(
+        caption, marks, (f"{x_name} (log scale)", log_ticks(x_high)),
+        (y_name, [(share / 4, f"{share / 4:.0%}") for share in range(5)]),
+        height=_HEIGHT + 24)
+
+
+def log_ticks(high: int) -> list[Tick]:
+    """Returns the labels of a logarithmic axis from 1 to `high`.
+
+    >>> log_ticks(100)
+    [(0.0, '1'), (0.5, '10'), (1.0, '100')]
+    >>> [label for _, label in log_ticks(20)]
+    ['1', '2', '5', '10', '20']
+    >>> [label for _, label in log_ticks(62_401_000)]
+    ['1', '100', '10k', '1M']
+    """
+    num_powers = math.floor(math.log10(high)) + 1
+    if num_powers <= 2:
+        numbers = [factor * 10**power for power in range(num_powers)
+                   for factor in (1, 2, 5) if factor * 10**power <= high]
+    else:
+        step = math.ceil(num_powers / 5)
+        numbers = [10**power for power in range(0, num_powers, step)]
+    return [(_on_log_axis(one, high), _short(one)) for one in numbers]
+
+
+def _on_log_axis(number: float, high: float) -> float:
+    """Where a number is on a logarithmic axis from 1 to `high`."""
+    return math.log(number) / max(math.log(high), 1e-9)
+
+
+def _round_numbers(high: int) -> list[int]:
+    """Returns 0 and its multiples of 1, 2 or 5 times a power of 10."""
+    step = 1
+    while high // step > 5:
+        # 1, 2, 5, 10, 20, ...
+        step = step * 5 // 2 if str(step)[0] == "2" else step * 2
+    return list(range(0, high + 1, step))
+
+
+def _short(number: int) -> str:
+    """Returns a round number in a few characters.
+
+    >>> _short(500), _short(25_000), _short(1_000_000)
+    ('500', '25k', '1M')
+    """
+    for letter, unit in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= unit:
+            return f"{number / unit:g}{letter}"
+    return str(number)
+
+
+def _place(x: float, y: float) -> tuple[float, float]:
+    """Where a point of the unit square is drawn."""
+    return (_LEFT + x * (_WIDTH - _LEFT - 12),
+            _HEIGHT - _BOTTOM - y * (_HEIGHT - _BOTTOM - 12))
+
+
+def _figure(caption: str, marks: str, x_axis: tuple[str, Sequence[Tick]],
+            y_axis: tuple[str, Sequence[Tick]], height: int = _HEIGHT) -> str:
+    """A plot with two axes, of which each has a name and labels."""
+    caption = html.escape(caption)
+    return (
+        f"<figure><figcaption>{caption}</figcaption>"
+        f'<svg width="{_WIDTH}" height="{height}" role="img" '
+        f'aria-label="{caption}">{_x_axis(*x_axis)}{_y_axis(*y_axis)}'
+        f'<path d="M{_LEFT} 6V{_HEIGHT - _BOTTOM}H{_WIDTH - 6}" fill="none" '
+        f'stroke="#8a93a3"/>{marks}</svg></figure>')
+
+
+def _x_axis(name: str, ticks: Sequence[Tick]) -> str:
+    found = ""
+    for at, label in ticks:
+        x, y = _place(at, 0)
+        found += (f'<path d="M{x:.1f} {y:.0f}v4" stroke="#8a93a3"/>'
+                  f'<text x="{x:.1f}" y="{y + 17:.0f}" '
+                  f'text-anchor="middle">{label}</text>')
+    x, y = _place(0.5, 0)
+    return (f'{found}<text x="{x:.0f}" y="{y + 36:.0f}" '
+            f'text-anchor="middle">{html.escape(name)}</text>')
+
+
+def _y_axis(name: str, ticks: Sequence[Tick]) -> str:
+    found = ""
+    for at, label in ticks:
+        x, y = _place(0, at)
+        found += (f'<path d="M{x:.0f} {y:.1f}H{_WIDTH - 6}" '
+                  f'stroke="#e3e7ee"/><text x="{x - 6:.0f}" y="{y + 4:.1f}" '
+                  f'text-anchor="end">{label}</text>')
+    _, y = _place(0, 0.5)
+    return (f'{found}<text transform="translate(12 {y:.0f}) rotate(-90)" '
+            f'text-anchor="middle">{html.escape(name)}</text>')
