@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import traceback
 import types
 
 import pytest
@@ -29,6 +30,40 @@ def test_every_public_name_is_there():
 def test_a_name_that_is_not_there_is_an_attribute_error_with_the_others():
     with pytest.raises(AttributeError, match="'Shard'.*ShardedVariable"):
         tf_layoutmap.Shard  # noqa: B018
+
+
+@pytest.mark.parametrize(("typo", "meant"), [
+    ("ShardedVarable", "tf_layoutmap.ShardedVariable"),
+    ("sharded_variable", "tf_layoutmap.ShardedVariable"),
+    ("TPUEmbeding", "tf_layoutmap.TPUEmbedding"),
+    ("layer", "tf_layoutmap.layers"),
+    # It is there, but in another package.
+    ("ShardedEmbedding", "tf_layoutmap.layers.ShardedEmbedding"),
+    ("RowwiseAdagrad", "tf_layoutmap.optimizers.RowwiseAdagrad"),
+])
+def test_a_typo_gets_one_suggestion(typo, meant):
+    with pytest.raises(AttributeError) as caught:
+        getattr(tf_layoutmap, typo)
+    assert str(caught.value) == (
+        f"Module 'tf_layoutmap' has no attribute {typo!r}. Did you mean "
+        f"'{meant}'?")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.lower().count("did you mean") == 1
+
+
+def test_a_typo_in_a_package_below_gets_one_suggestion():
+    with pytest.raises(AttributeError, match=(
+            r"'ShardedEmbeding'. Did you mean "
+            r"'tf_layoutmap.layers.ShardedEmbedding'\?$")):
+        tf_layoutmap.layers.ShardedEmbeding  # noqa: B018
+
+
+def test_a_suggestion_imports_neither_tensorflow_nor_keras():
+    subprocess.run(
+        [sys.executable, "-c",
+         "import sys, tf_layoutmap\n"
+         "assert not hasattr(tf_layoutmap, 'ShardedEmbeding')\n"
+         "assert not {'tensorflow', 'keras'} & set(sys.modules)"], check=True)
 
 
 # Prints, for each public name, what asking for it raises.

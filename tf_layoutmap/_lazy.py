@@ -6,6 +6,7 @@ says so, and how to install it. Type checkers run nothing: they read the block
 next to each call, which `python -m tests.public.symbols` writes.
 """
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable
@@ -28,9 +29,10 @@ def exports(package: str, homes: dict[str, str]) -> tuple[
     """
     def get(name: str) -> Any:
         if name not in homes:
+            # Without `obj`, or Python would add a suggestion of its own.
             raise AttributeError(
-                f"Module {package!r} has no attribute {name!r}. Its public "
-                f"names are: {', '.join(sorted(homes))}.")
+                f"Module {package!r} has no attribute {name!r}. "
+                + _advice(package, homes, name), name=name, obj=None)
         module_name, _, attribute = homes[name].partition(":")
         try:
             value = importlib.import_module(module_name)
@@ -50,3 +52,24 @@ def exports(package: str, homes: dict[str, str]) -> tuple[
         return sorted(sys.modules[package].__all__)
 
     return get, names
+
+
+def _advice(package: str, homes: dict[str, str], name: str) -> str:
+    """Returns the public name that is similar, or all if none is."""
+    known = {_simplified(one): one for one in homes}
+    if "." not in package and not name.startswith("_"):
+        # `tlm.ShardedEmbedding` is `tlm.layers.ShardedEmbedding`. These modules
+        # are cheap to import: they need neither TensorFlow nor Keras.
+        for child, home in homes.items():
+            if ":" not in home:
+                for one in importlib.import_module(home).__all__:
+                    known.setdefault(_simplified(one), f"{child}.{one}")
+    found = difflib.get_close_matches(
+        _simplified(name), known, n=1, cutoff=0.85)
+    if found:
+        return f"Did you mean '{package}.{known[found[0]]}'?"
+    return f"Its public names are: {', '.join(sorted(homes))}."
+
+
+def _simplified(name: str) -> str:
+    return name.replace("_", "").lower()
