@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import traceback
 
 import pytest
+import tensorflow as tf
 
 from tf_layoutmap import _ops, _requirements
 
@@ -134,3 +136,37 @@ def test_every_op_of_the_library_is_an_attribute():
 
 def test_native_module_comes_through_the_same_door():
     assert _ops.native.__name__ == "tf_layoutmap._native"
+
+
+def test_an_eager_error_is_the_sentence_of_the_kernel():
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        _ops.assign_partition([5], [0, 5], placement="div")
+    error = caught.value
+    assert error.message == "Id 5 (ids[0]) is outside the table with 5 rows"
+    assert str(error) == error.message
+    assert type(error) is tf.errors.InvalidArgumentError
+    assert error.error_code == tf.errors.INVALID_ARGUMENT
+    shown = "".join(traceback.format_exception(error))
+    assert "__wrapped__" not in shown
+    assert "During handling" not in shown
+
+
+def test_errors_of_functions_and_of_arguments_stay_as_they_are():
+    with pytest.raises(TypeError, match="missing 1 required positional"):
+        _ops.assign_partition([5], placement="div")
+
+    @tf.function
+    def assign(ids):
+        return _ops.assign_partition(ids, [0, 5], placement="div")
+
+    with pytest.raises(tf.errors.InvalidArgumentError,
+                       match=r"Id 5 \(ids\[0\]\) is outside"):
+        assign(tf.constant([5]))
+
+
+def test_every_op_has_plain_errors():
+    for name in _ops._op_names():
+        op = getattr(_ops, name)
+        assert op is getattr(_ops, name)
+        assert op.__wrapped__.__wrapped__ is getattr(
+            _ops._library, f"layout_map_{name}")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def register(ops: Any) -> None:
-    """Registers the gradients; `ops` holds the functions of the library."""
+    """Registers the gradients; `ops` is the module `_ops`."""
 
     @tf.RegisterGradient("LayoutMap>LookupRows")
     def _lookup_rows_gradient(
@@ -31,7 +31,8 @@ def register(ops: Any) -> None:
         of_ids = tf.gather(
             gradient, tf.ragged.row_splits_to_segment_ids(row_splits))
 
-        routed = ops.layout_map_route_ids(ids=ids, **attrs)
+        routed = ops.route_ids(
+            ids=ids, table=op.get_attr("table").decode(), **attrs)
         slices = _by_shard(
             routed, tf.gather(of_ids * gains[:, tf.newaxis],
                               routed.permutation),
@@ -41,7 +42,7 @@ def register(ops: Any) -> None:
         # A tape tells which gradients are not used: this saves a second lookup.
         skipped = getattr(op, "skip_input_indices", None) or ()
         if num_shards + 3 not in skipped:
-            rows = ops.layout_map_lookup_rows(
+            rows = ops.lookup_rows(
                 shards=shards, ids=ids,
                 row_splits=tf.range(tf.size(ids, tf.int64) + 1),
                 gains=tf.ones_like(gains), dim=op.get_attr("dim"),
@@ -61,9 +62,10 @@ def register(ops: Any) -> None:
         row_shape = tf.shape(gradient)[tf.rank(ids):]
         values = tf.reshape(gradient, tf.concat(
             [tf.shape(flat_ids), row_shape], axis=0))
-        routed = ops.layout_map_route_ids(
+        routed = ops.route_ids(
             ids=flat_ids, offsets=offsets,
-            placement=op.get_attr("placement").decode())
+            placement=op.get_attr("placement").decode(),
+            table=op.get_attr("table").decode())
         return [*_by_shard(routed, tf.gather(values, routed.permutation),
                            _shard_sizes(offsets, num_shards)), None, None]
 

@@ -14,6 +14,8 @@ import importlib
 import json
 import os
 import pathlib
+import re
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +27,10 @@ _EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
 
 # TensorFlow turns the op name LayoutMap>RouteIds into this function name.
 _PREFIX = "layout_map_"
+
+# What TensorFlow writes before and after the message of an eager op.
+_WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__[^}]*\}\} ")
+_OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
 
 
 def _check_version(found: str, built_for: str) -> None:
@@ -70,7 +76,7 @@ def _load() -> types.ModuleType:
     # Not at the head of this file: it imports TensorFlow, whose version must
     # be checked first.
     gradients = importlib.import_module("tf_layoutmap._op_gradients")
-    gradients.register(library)
+    gradients.register(sys.modules[__name__])
     # What `describe_process` tells the other processes of a cluster.
     os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps({
         "tensorflow": _import_tensorflow().__version__,
@@ -149,7 +155,32 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise AttributeError(
             f"tf_layoutmap's op library has no op {name!r}. "
             f"It has: {', '.join(_op_names()) or 'none'}.")
-    return function
+    return _with_plain_errors(function)
+
+
+@functools.cache
+def _with_plain_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function of an op, whose errors are the kernel's sentences.
+
+    Of an eager op TensorFlow's message begins with the name of the function
+    that it wrapped the op in, with all attributes and the device, and ends
+    with the name of the op.
+    """
+    op_error = _import_tensorflow().errors.OpError
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except op_error as error:
+            plain = _WRAPPED_OP.sub("", error.message)
+            if plain == error.message:
+                raise
+            raise type(error)(
+                error.node_def, error.op, _OP_NAME.sub("", plain),
+                error.experimental_payloads) from None
+
+    return _import_tensorflow().autograph.experimental.do_not_convert(call)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
 #include "cc/core/ids/combiner.h"
 #include "cc/core/ids/packed_ids.h"
 #include "cc/core/ids/ragged_ids.h"
@@ -64,6 +66,7 @@ class RouteIdsOp : public Kernel {
   explicit RouteIdsOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, GetPlacement(ctx, &placement_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("unique", &unique_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
   }
 
   void Run(OpKernelContext* ctx) override {
@@ -91,15 +94,18 @@ class RouteIdsOp : public Kernel {
           inverses.allocate(0, inverses.required(0) ? shape : TensorShape({0}),
                             &inverse));
       OP_REQUIRES_OK(
-          ctx, ToTf(RouteEachId<Tid>(
-                   partition, ids, TfParallelFor(ctx),
-                   {MutableView<Tid>(local_rows), MutableView<int64_t>(splits),
-                    MutableView<int32_t>(permutation),
-                    MutableView<int32_t>(inverse)})));
+          ctx, Named(partition, ids,
+                     RouteEachId<Tid>(partition, ids, TfParallelFor(ctx),
+                                      {MutableView<Tid>(local_rows),
+                                       MutableView<int64_t>(splits),
+                                       MutableView<int32_t>(permutation),
+                                       MutableView<int32_t>(inverse)})));
       return;
     }
     Route<Tid> route;
-    OP_REQUIRES_OK(ctx, ToTf(RouteIds<Tid>(partition, ids, true, &route)));
+    OP_REQUIRES_OK(
+        ctx,
+        Named(partition, ids, RouteIds<Tid>(partition, ids, true, &route)));
     OP_REQUIRES_OK(ctx, SetVector<Tid>(ctx, "local_rows", route.local_rows));
     OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "splits", route.splits));
     OP_REQUIRES_OK(ctx,
@@ -108,8 +114,17 @@ class RouteIdsOp : public Kernel {
   }
 
  private:
+  // An error about an id, with the name of the table.
+  absl::Status Named(const RowPartition& partition, Span<const Tid> ids,
+                     const Status& status) const {
+    if (status.ok()) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(ToTf(CheckIds(ids, partition.num_rows(), table_)));
+    return ToTf(status);
+  }
+
   Placement placement_;
   bool unique_;
+  std::string table_;
 };
 
 template <typename Tid>

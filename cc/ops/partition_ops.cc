@@ -45,6 +45,7 @@ REGISTER_OP("LayoutMap>RouteIds")
     .Output("inverse: int32")
     .Attr("placement: {'div', 'mod', 'offsets'}")
     .Attr("unique: bool = false")
+    .Attr("table: string = ''")
     .Attr("Tids: {int32, int64}")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle ids, offsets;
@@ -70,6 +71,7 @@ permutation: Where in `ids` each slot comes from; its first place if `unique`.
 inverse: The slot of each id, [num_ids].
 unique: Whether each row gets one slot, ascending inside its shard, instead of
   one per id in the order of ids.
+table: For messages.
 )doc");
 
 REGISTER_OP("LayoutMap>FindUniqueRows")

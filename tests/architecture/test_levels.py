@@ -69,6 +69,7 @@ LEVELS = {
     "files": 2,
     "_patches": 2,
     "dtensor": 2,
+    "sharded.routing.assertions": 1,
     "sharded.routing": 2,
     "sharded.access": 3,
     "sharded.saving": 4,

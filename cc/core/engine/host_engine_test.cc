@@ -409,8 +409,8 @@ TEST(HostEngineTest, GradientsOfAnotherSizeAreRefused) {
   gradients[1].push_back(0);
   ExpectRefused(
       &trainer,
-      "Feature 'text': its gradient must be shaped like its activation, 40 "
-      "values. Received: 41",
+      "Feature 'text': its gradient must be shaped like its activation, "
+      "[4, 2, 5]. Received: 41 values",
       [&] { return trainer.Apply(0, gradients); }, Code::kInvalidArgument);
   ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
 }

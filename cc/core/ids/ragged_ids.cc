@@ -202,9 +202,12 @@ Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
     }
     return Status();
   }
-  return CheckNamedIds(ids, num_rows, spec.table, [&](int64_t i) {
-    return NameOfId(spec, SampleOf(splits, i), ids[i]);
-  });
+  const Status status =
+      CheckNamedIds(ids, num_rows, spec.table, [&](int64_t i) {
+        return NameOfId(spec, SampleOf(splits, i), ids[i]);
+      });
+  return spec.advice.empty() ? status
+                             : InvalidArgument(status.message() + spec.advice);
 }
 
 Status CheckWeights(const FeatureSpec& spec, Span<const float> weights,

@@ -35,6 +35,8 @@ struct FeatureSpec {
   // positions of a sample, and combines nothing.
   int64_t max_sequence_length = 0;
   OutOfRange out_of_range = OutOfRange::kError;
+  // What the error about an id outside the table advises; may be empty.
+  std::string advice;
 };
 
 // How many ids of a batch were not used as they came.

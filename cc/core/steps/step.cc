@@ -149,6 +149,20 @@ TableStep StepOfGroups(const RowGroups& groups,
   return step;
 }
 
+// Returns "[num_samples, dim]" of `num_values` values of a feature, with the
+// length of a sequence between the two; or "41 values" if they are no samples.
+std::string ShapeOfSamples(const FeatureSpec& feature, int64_t dim,
+                           int64_t num_values) {
+  const int64_t length = feature.max_sequence_length;
+  const int64_t size = dim * std::max<int64_t>(length, 1);
+  if (size == 0 || num_values % size != 0) {
+    return std::to_string(num_values) + " values";
+  }
+  return "[" + std::to_string(num_values / size) + ", " +
+         (length > 0 ? std::to_string(length) + ", " : "") +
+         std::to_string(dim) + "]";
+}
+
 }  // namespace
 
 void BatchesInUse::Add(const std::shared_ptr<const Batch>& batch) {
@@ -249,13 +263,15 @@ Status CheckGradients(const EngineConfig& config, const Batch& batch,
         " features. Received: " + std::to_string(gradients.features.size()));
   }
   for (size_t f = 0; f < batch.size(); ++f) {
-    const int64_t expected = batch[f].num_outputs() * config.dim_of_feature(f);
-    if (gradients.features[f].size() != expected) {
-      return InvalidArgument("Feature '" + config.features[f].feature +
-                             "': its gradient must be shaped like its "
-                             "activation, " +
-                             std::to_string(expected) + " values. Received: " +
-                             std::to_string(gradients.features[f].size()));
+    const int64_t dim = config.dim_of_feature(f);
+    const int64_t expected = batch[f].num_outputs() * dim;
+    const int64_t received = gradients.features[f].size();
+    if (received != expected) {
+      return InvalidArgument(
+          "Feature '" + config.features[f].feature +
+          "': its gradient must be shaped like its activation, " +
+          ShapeOfSamples(config.features[f], dim, expected) + ". Received: " +
+          ShapeOfSamples(config.features[f], dim, received));
     }
   }
   return Status();

@@ -67,7 +67,8 @@ Status EvictKeys(const BucketLayout& layout, const VocabularyStep& step,
   evicted->clear();
   return FailedPrecondition("Key " + std::to_string(used) +
                             " cannot be evicted while a step in flight uses "
-                            "its row; finish the step first");
+                            "its row; finish the step first, and call `flush` "
+                            "if updates are pipelined");
 }
 
 void EvictExpired(const BucketLayout& layout, const VocabularyPolicy& policy,

@@ -144,6 +144,8 @@ absl::Status ReadFeatures(OpKernelConstruction* ctx, EngineConfig* config) {
     TF_RETURN_IF_ERROR(ToTf(ParseCombiner(combiners[f], &feature.combiner)));
     TF_RETURN_IF_ERROR(
         ToTf(ParseOutOfRange(out_of_range, &feature.out_of_range)));
+    feature.advice =
+        "; with out_of_range=\"drop\" or \"clip\" TPUEmbedding accepts it";
     config->features.push_back(std::move(feature));
   }
   const size_t count = names.size();
