@@ -253,3 +253,11 @@ def test_wrong_ranks_are_refused_while_tracing(op, inputs, attrs):
 
     with pytest.raises(ValueError, match="must be rank 1 but is rank 2"):
         trace.get_concrete_function()
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_bad_id_is_refused_with_the_name_of_the_table(unique):
+    with pytest.raises(InvalidArgument, match=(
+            r"^Id 5 \(ids\[1\]\) is outside table 'ads' with 5 rows$")):
+        _ops.route_ids([1, 5], [0, 3, 5], placement="div", unique=unique,
+                       table="ads")

@@ -1,5 +1,6 @@
 """One table in many shards is used like one tf.Variable."""
 
+import inspect
 import re
 
 import keras
@@ -218,6 +219,32 @@ def test_variables_that_are_no_table_are_refused(variables, error, words):
         ShardedVariable(variables() if callable(variables) else variables)
 
 
+@pytest.mark.parametrize("value, described", [
+    (tf.zeros([99, 2]), r"EagerTensor of shape \(99, 2\) and dtype float32"),
+    (np.zeros([99, 2]), r"ndarray of shape \(99, 2\) and dtype float64"),
+    (tf.Variable([[1.]]), r"one tf.Variable of shape \(1, 1\), not in a list"),
+])
+def test_a_value_in_place_of_variables_is_refused_with_create(
+        value, described):
+    with pytest.raises(TypeError, match=(
+            f"non-empty list of .* Received: {described} .*"
+            "ShardedVariable.create")):
+        ShardedVariable(value)
+
+
+@pytest.mark.parametrize("options", [
+    {"shape": [4, 2]}, {"num_shards": 2}, {"partitioner": None}])
+def test_arguments_of_create_are_refused_with_its_name(options):
+    with pytest.raises(TypeError, match=(
+            f"takes existing variables as shards.*Received: {[*options][0]}. "
+            "Use ShardedVariable.create")):
+        ShardedVariable(tf.zeros([4, 2]), **options)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        ShardedVariable([tf.Variable([1.])], colour=1)
+    assert list(inspect.signature(ShardedVariable).parameters) == [
+        "variables", "name", "axis", "placement"]
+
+
 @pytest.mark.parametrize("options, error, words", [
     (dict(initial_value=tf.zeros), ValueError, "`shape` must be given"),
     (dict(initial_value=tf.zeros, shape=[]), ValueError, "at least one axis"),
@@ -231,6 +258,8 @@ def test_variables_that_are_no_table_are_refused(variables, error, words):
           partitioner=tlm.partitioners.FixedShardsPartitioner(2)),
      ValueError, "not both"),
     (dict(initial_value=np.zeros(4), num_shards=0), ValueError, "positive"),
+    (dict(initial_value="uniform", shape=[4]), TypeError,
+     r"such as tf.keras.initializers.get\('uniform'\)"),
     (dict(initial_value=np.zeros(4), name=3), TypeError, "`name`"),
 ])
 def test_create_refuses_what_cannot_be_a_table(options, error, words):

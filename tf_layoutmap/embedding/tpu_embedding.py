@@ -279,7 +279,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             # String keys, so that the dicts can be saved. The names are those
             # of TensorFlow's class, whose checkpoints have this structure. A
             # restore that waits for them is carried out here.
-            self._variables = backend.create_tables()
+            variables = backend.create_tables()
+            self._check_deferred_restore(variables)
+            self._variables = variables
             backend.start(self._variables)
 
     @_as_written

@@ -1,7 +1,8 @@
 """What the constructors of `ShardedVariable` take, checked."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,30 @@ from tf_layoutmap.partition import FixedShardsPartitioner, RowPartition
 
 # What is not a string: a RowPartition, a callable, or offsets.
 PLACEMENT_NAMES = ("div", "mod", "offsets")
+
+
+_ADVICE = (
+    "Use ShardedVariable.create(initial_value, shape, num_shards=2) to make a "
+    "table from a value or an initializer.")
+_OF_CREATE = ("initial_value", "shape", "dtype", "partitioner", "num_shards",
+              "devices", "trainable")
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def refuses_arguments_of_create(init: _Init) -> _Init:
+    """Makes a constructor name `create` when it gets one of its arguments."""
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        found = [name for name in _OF_CREATE if name in kwargs]
+        if found:
+            raise TypeError(
+                f"{type(self).__name__}() takes existing variables as shards, "
+                f"and no such argument. Received: {', '.join(found)}. "
+                + _ADVICE)
+        init(self, *args, **kwargs)
+
+    return cast("_Init", checked)
 
 
 def check_variables(variables: Any, name: str, axis: int,
@@ -29,7 +54,8 @@ def check_variables(variables: Any, name: str, axis: int,
             or not all(isinstance(v, tf.Variable) for v in variables)):
         raise TypeError(
             "Argument `variables` should be a non-empty list of "
-            f"`tf.Variable`s. Received: {variables!r}{where}")
+            f"`tf.Variable`s. Received: {_described(variables)}{where} "
+            + _ADVICE)
     mirrored = [v.name for v in variables
                 if isinstance(v, tf.distribute.DistributedValues)
                 and v.distribute_strategy.num_replicas_in_sync > 1]
@@ -74,6 +100,10 @@ def check_variables(variables: Any, name: str, axis: int,
 def check_whole_value(value: Any, shape: Any, dtype: Any,
                       name: str) -> tuple[Any, tf.TensorShape, tf.DType]:
     """Returns the value as array or tensor, its shape and dtype."""
+    if isinstance(value, str):
+        raise TypeError(_checks.message(
+            "initial_value", "an array, a tensor, or a callable such as "
+            f"tf.keras.initializers.get({value!r})", value, f"table {name!r}"))
     if not isinstance(value, np.ndarray) or dtype is not None:
         value = tf.convert_to_tensor(value, dtype=dtype)
     found = tf.TensorShape(value.shape)
@@ -82,6 +112,16 @@ def check_whole_value(value: Any, shape: Any, dtype: Any,
             f"Argument `shape` must be that of `initial_value`, {found}. "
             f"Received: {shape} (table {name!r}).")
     return value, found, tf.as_dtype(value.dtype)
+
+
+def _described(value: Any) -> str:
+    """A value in a message, where it may be a large table."""
+    if isinstance(value, tf.Variable):
+        return (f"one tf.Variable of shape {value.shape}, not in a list")
+    if tf.is_tensor(value) or isinstance(value, np.ndarray):
+        return (f"{type(value).__name__} of shape {tuple(value.shape)} and "
+                f"dtype {tf.as_dtype(value.dtype).name}")
+    return repr(value)
 
 
 def check_axis(axis: Any, name: str) -> int:

@@ -39,6 +39,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
     # np.ndarray * table must ask the table, not read it element by element.
     __array_priority__ = 100
 
+    @arguments.refuses_arguments_of_create
     def __init__(self, variables: Sequence[tf.Variable],
                  name: str = "ShardedVariable", *, axis: int = 0,
                  placement: Any = None):

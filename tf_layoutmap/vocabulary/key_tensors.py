@@ -9,6 +9,11 @@ import tensorflow as tf
 # What the keys of a vocabulary are made of; as the ops number them.
 INTEGERS, STRINGS = 1, 2
 KINDS = {INTEGERS: "integers", STRINGS: "strings"}
+# For keys of this kind where those of a table are of the other.
+REMEDIES = {
+    INTEGERS: "tf.strings.as_string makes strings of them",
+    STRINGS: "tf.strings.to_number makes numbers of them",
+}
 
 # A change would make the keys of every saved vocabulary unknown.
 _HASH_KEY = [0x6C61796F75746D61, 0x70206B6579732E31]

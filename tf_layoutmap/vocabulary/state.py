@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _ops
+from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import (
     bucket_layout,
     divided_numbers,
@@ -273,11 +274,12 @@ class Vocabulary:
 
     def _check_kind(self, kind: int) -> list[tf.Operation]:
         known = self._variables[NUMBERS][1]
-        check = tf.debugging.Assert(
+        other = (key_tensors.INTEGERS + key_tensors.STRINGS) - kind
+        return assertions.require(
             (known == 0) | (known == kind),
-            [f"The keys of table '{self.name}' must be of the kind of those "
-             f"before. Received: {key_tensors.KINDS[kind]}."])
-        return [] if check is None else [check]
+            f"The keys of table {self.name!r} must be "
+            f"{key_tensors.KINDS[other]}, as those before. Received: "
+            f"{key_tensors.KINDS[kind]}; {key_tensors.REMEDIES[kind]}.")
 
 
 def _num_keys(shard: tf.Variable) -> int:

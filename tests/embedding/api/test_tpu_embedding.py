@@ -359,7 +359,8 @@ def test_indexed_slices_are_summed():
     (tf.ones([3, 2], tf.float64), ValueError, "float64.*'ads/clicks'"),
     (tf.ones([3, 3]), ValueError, r"shape \(3, 3\).*'ads/clicks'"),
     (tf.ones([3]), ValueError, r"shape \(3,\).*Expected shape \(None, 2\)"),
-    (tf.ones([2, 2]), Invalid, r"'ads/clicks'"),
+    (tf.ones([2, 2]), Invalid, r"^Feature 'ads/clicks': its gradient must be "
+     r"shaped like its activation, \[3, 2\]. Received: \[2, 2\]$"),
 ])
 def test_gradients_of_another_kind_or_shape_are_refused(
         gradient, error, words_):
@@ -377,6 +378,10 @@ def test_other_structures_are_refused():
         embedding.enqueue({"ads": {}})
     with pytest.raises(TypeError, match="`features` must have the structure"):
         embedding.enqueue([BATCH])
+    with pytest.raises(ValueError, match=r"write tf.constant\(") as caught:
+        embedding.enqueue(clicks([1, 2]))
+    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
     with pytest.raises(ValueError, match="`weights` must have the structure"):
         embedding.enqueue(BATCH, {"ads": {"other": None}})
     embedding.enqueue(BATCH)
@@ -475,7 +480,9 @@ def test_reset_forgets_the_steps_in_flight():
 
 def test_an_embedding_without_optimizer_only_serves():
     embedding = embedding_of(optimizer=None)
-    with pytest.raises(RuntimeError, match="'words' has none"):
+    with pytest.raises(RuntimeError, match=(
+            "'words' has none. Pass `optimizer=` when the TPUEmbedding is made"
+            ".* to serve only, use `enqueue.training=False.`")):
         embedding.enqueue(BATCH)
     embedding.enqueue(BATCH, training=False)
     activations = embedding.dequeue()
@@ -497,7 +504,8 @@ def test_stats_are_not_for_functions():
 
 
 @pytest.mark.parametrize(("value", "words_"), [
-    (np.array([0, 10]), "'ads/clicks', sample 1: id 10 .*'words' with 10"),
+    (np.array([0, 10]), "^Feature 'ads/clicks', sample 1: id 10 is outside "
+     "table 'words' with 10 rows; with out_of_range=.* accepts it$"),
     (np.array([-1, 0]), "'ads/clicks', sample 0: id -1 .*'words' with 10"),
     (np.array([2**33 + 5]), f"sample 0: id {2**33 + 5} "),
     (tf.RaggedTensor.from_row_splits([1, 2], [0, 2, 1], validate=False),
@@ -567,3 +575,26 @@ def test_sparse_cores_are_refused_in_words():
         tlm.TPUEmbedding(
             tpu.FeatureConfig(tpu.TableConfig(4, 1)), tpu.SGD(1.0),
             sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig())
+
+
+def test_a_lookup_outside_of_a_step_names_the_bad_id_and_the_setting():
+    with pytest.raises(Invalid) as caught:
+        embedding_of()(clicks(np.array([0, 10])))
+    assert str(caught.value) == (
+        "Feature 'ads/clicks': ids must be in [0, 10), the rows of table "
+        "'words'; `out_of_range` says how others are handled. Received: [10]")
+
+
+def test_the_class_of_an_optimizer_is_refused_as_such():
+    with pytest.raises(ValueError, match=(
+            r"must be an object, such as SGD\(learning_rate=0.1\). Received: "
+            r"the class SGD \(table 'words'\)")):
+        embedding_of(optimizer=tpu.SGD)
+
+
+def test_a_learning_rate_of_none_is_refused_by_table():
+    embedding = embedding_of(optimizer=tpu.SGD(lambda: None))
+    embedding.enqueue(BATCH)
+    activations = embedding.dequeue()
+    with pytest.raises(ValueError, match="Received: None .table 'words'"):
+        embedding.apply_gradients(activations)

@@ -138,8 +138,26 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     other, _ = cases.embedding(tlm.OpenVocabulary(300), tpu.Adagrad(0.1))
     other.build()
     path = tf.train.Checkpoint(embedding=other).save(tmp_path / "other")
-    with pytest.raises(ValueError, match="must be restored from a tensor of"):
+    with pytest.raises(ValueError, match=(
+            r"Table 'words' with room for \d+ keys must .* Received: one with "
+            r"room for \d+ keys .*tlm.convert_vocabularies\(")):
         tf.train.Checkpoint(embedding=made).restore(path)
+
+
+def test_a_restore_that_waits_for_the_tables_is_refused_in_the_same_words(
+        tmp_path):
+    saved, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
+    saved.build()
+    path = tf.train.Checkpoint(embedding=saved).save(tmp_path / "small")
+    larger, _ = cases.embedding(tlm.OpenVocabulary(300), tpu.Adagrad(0.1))
+    tf.train.Checkpoint(embedding=larger).restore(path)
+    with pytest.raises(ValueError, match=(
+            "Received: one with room for 8 keys .*tlm.convert_vocabularies")):
+        larger.build()
+    same_size, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
+    status = tf.train.Checkpoint(embedding=same_size).restore(path)
+    same_size.build()
+    status.assert_consumed()
 
 
 @pytest.mark.parametrize("capacity", [5, 40, 100, 5000])

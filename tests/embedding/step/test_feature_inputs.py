@@ -154,3 +154,11 @@ def test_checks_of_weights_hold_in_a_function():
     places(ids, tf.ragged.constant([[1.0], [2.0, 3.0]]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="ads/clicks"):
         places(ids, tf.ragged.constant([[1.0, 2.0], [3.0]]))
+
+
+@pytest.mark.parametrize(("ids", "advice"), [
+    (["a"], r"Received: string. With `vocabularies=\{table: tlm.OpenVocab"),
+    ([1.0], r"Received: float32. Convert whole numbers by tf.cast\(ids, tf")])
+def test_ids_of_another_type_are_refused_with_what_to_do(ids, advice):
+    with pytest.raises(TypeError, match=advice):
+        feature_inputs.read_feature(BAG, tf.constant(ids), None)

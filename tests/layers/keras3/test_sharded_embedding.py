@@ -261,3 +261,45 @@ def test_a_training_step_reads_no_shard_as_a_whole():
     assert "LayoutMap>ApplyRowGradients" in used_by
     assert used_by <= {"LayoutMap>ApplyRowGradients", "LayoutMap>GatherRows",
                        "ResourceGather", "VariableShape"}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_bad_id_in_fit_is_refused_with_the_name_of_the_layer(optimizer):
+    # With an optimizer the gradient routes the ids, too, maybe first.
+    model = keras.Sequential([
+        keras.Input([2], dtype="int64"),
+        tlm.layers.ShardedEmbedding(
+            10, 4, num_shards=2, optimizer=optimizer, name="users"),
+        keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=(
+            r"Id 12 \(ids\[\d\]\) is outside table 'users/embeddings' with "
+            "10 rows")):
+        model.fit(np.array([[1, 2], [3, 12]]), np.zeros([2, 1]), verbose=0)
+
+
+@pytest.mark.parametrize("value", [1.5, 1, True, "a", [1, 2], ["a"]])
+def test_python_values_are_refused_with_what_to_write(value):
+    layer = tlm.layers.ShardedEmbedding(10, 4, name="users")
+    with pytest.raises(TypeError, match=(
+            r"must be a tensor or an array, such as tf.constant\(\[1, 2\]\)"
+            r".*layer 'users'")):
+        layer(value)
+    with pytest.raises(TypeError, match="Ids must be one tensor.*'users'"):
+        layer({"ids": tf.constant([1])})
+    assert layer([tf.constant([1]), tf.constant([2])]).shape == (2, 1, 4)
+
+
+def test_strings_are_refused_with_the_vocabulary_that_takes_them():
+    layer = tlm.layers.ShardedEmbedding(10, 4, name="users")
+    with pytest.raises(TypeError, match=(
+            r"layer 'users' must be integers in \[0, 10\). Received: strings."
+            r".*`input_dim=tlm.OpenVocabulary\(capacity\)`")):
+        layer(tf.constant(["ann"]))
+
+
+def test_ids_that_are_not_whole_are_shown():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=(
+            r"Ids of layer 'users' must be whole numbers. Received: \[1.5\]")):
+        tlm.layers.ShardedEmbedding(10, 4, name="users")(
+            np.array([1.0, 1.5, 2.0]))

@@ -319,3 +319,22 @@ def test_a_config_is_read_back_in_full():
     assert table.quantization == expected.quantization
     assert table.initializer.value == 2.0
     assert found.get_config()["out_of_range"] == "drop"
+
+
+def test_training_without_an_optimizer_says_where_it_belongs():
+    layer = make_layer(optimizer=None)
+    x, _ = batches(1)
+    with tf.GradientTape(), pytest.raises(RuntimeError, match=(
+            "Layer 'embedding' in a training step needs an optimizer .*"
+            "'words' has none. Pass `optimizer=` when the TPUEmbedding is "
+            "made.* `trainable=False`")) as caught:
+        layer(tf.nest.map_structure(tf.constant, x))
+    assert "enqueue" not in str(caught.value)
+
+
+def test_python_values_are_refused_with_what_to_write():
+    x, _ = batches(1)
+    with pytest.raises(TypeError, match=(
+            r"such as tf.constant\(\[1, 2\]\).*Received: 1.5 \(layer 'embed"
+            )):
+        make_layer()(tf.nest.map_structure(lambda _: 1.5, x))

@@ -12,6 +12,10 @@ from tf_layoutmap.embedding.api.state import EmbeddingState
 
 if TYPE_CHECKING:
     class _Trackable:  # What the methods are mixed into.
+        _deferred_dependencies: dict[str, list[Any]]
+
+        def _maybe_initialize_trackable(self) -> None: ...
+
         def _trackable_children(
             self, save_type: str = ..., **kwargs: Any) -> dict[str, Any]: ...
 else:
@@ -64,6 +68,15 @@ class CheckpointHooks(_Trackable):
             restore_checks.check_shapes(path, "_variables", self._variables)
             backend.note_restore()
         return None
+
+    def _check_deferred_restore(self, variables: dict[str, dict[str, Any]]):
+        """Refuses the checkpoint whose restore waits for `variables`."""
+        self._maybe_initialize_trackable()
+        waiting = self._deferred_dependencies.get("_variables", ())
+        if waiting:
+            latest = max(waiting, key=lambda one: one.checkpoint.restore_uid)
+            restore_checks.check_shapes(
+                latest.checkpoint.save_path_string, "_variables", variables)
 
     def _load_variables(self):
         """Sends the variables to the TPU, as of TensorFlow's class.

@@ -81,14 +81,19 @@ class LayerAccess:
         """Whether the caller is traced into a TPU's program."""
         return self._state.backend.is_in_program()
 
-    def check_can_train(self):
+    def check_can_train(self, layer: str):
         """Refuses a training step.
+
+        Args:
+          layer: Its name, for messages.
 
         Raises:
           RuntimeError: It is exported, or a table has no optimizer.
         """
         self._state.check_can_step("call")
-        self._state.check_optimizers("call in a training step")
+        self._state.check_optimizers(
+            f"Layer {layer!r} in a training step",
+            "make the layer with `trainable=False`")
 
     def open(self, inputs: Any, weights: Any) -> tuple[Follow, list[tf.Tensor]]:
         """Opens a lookup of the host engine, which gradients may follow.

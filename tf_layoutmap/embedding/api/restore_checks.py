@@ -6,6 +6,7 @@ shape that does not fit would be found with half of the tables overwritten.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,32 +57,40 @@ def check_shapes(path: str, attribute: str,
                 f"Received: {dtypes[key].name} ({key!r} in checkpoint "
                 f"{path!r}).")
     for prefix in mismatches:
-        mismatches[prefix] = mismatches[prefix] or _other_kind(
-            found, path, prefix, attribute, variables)
+        mismatches[prefix] = _other_vocabulary(
+            found, path, prefix, attribute, variables) or mismatches[prefix]
     if mismatches and all(mismatches.values()):
         raise ValueError(next(iter(mismatches.values())))
 
 
-def _other_kind(
+def _other_vocabulary(
     found: Mapping[str, Any], path: str, prefix: str, attribute: str,
     variables: Mapping[str, Mapping[str, Any]],
 ) -> str | None:
-    """Says which table has keys here and ids there, or the other way round.
+    """Says which table has other keys than the checkpoint has for it.
 
-    Their rows would be restored, and belong to others.
+    Where one has keys and the other ids, rows would be restored, and belong to
+    others.
     """
     for table, by_name in variables.items():
         if prefix + key_of(attribute, table, "parameters") not in found:
             continue
-        is_open = vocabulary_state.KEYS in by_name
-        was_open = prefix + key_of(
-            attribute, table, vocabulary_state.KEYS) in found
-        if is_open != was_open:
-            kinds = ["ids that are rows", "an open vocabulary"]
-            return (
-                f"Table {table!r} with {kinds[is_open]} must be restored from "
-                f"one with {kinds[is_open]}. Received: one with "
-                f"{kinds[was_open]} (checkpoint {path!r}).")
+        shapes = [
+            None if vocabulary_state.KEYS not in by_name
+            else list(by_name[vocabulary_state.KEYS].shape),
+            found.get(prefix + key_of(
+                attribute, table, vocabulary_state.KEYS))]
+        if shapes[0] == shapes[1]:
+            continue
+        own, other = (
+            "ids that are rows" if shape is None else
+            "an open vocabulary" if None in shapes else
+            f"room for {math.prod(shape)} keys" for shape in shapes)
+        return (
+            f"Table {table!r} with {own} must be restored from one with "
+            f"{own}. Received: one with {other} (checkpoint {path!r}). "
+            f"tlm.convert_vocabularies({path!r}, target, {{{table!r}: ...}}) "
+            "writes a checkpoint that fits.")
     return None
 
 

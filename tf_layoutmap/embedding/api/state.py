@@ -12,6 +12,8 @@ from tf_layoutmap.embedding.api.backend import Backend, EngineBackend
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import replicas
 
+FORWARD_STEPS = "use `enqueue(training=False)` and `dequeue`"
+
 
 @dataclasses.dataclass
 class EmbeddingState:
@@ -51,14 +53,20 @@ class EmbeddingState:
                 f"`{method}` needs a built TPUEmbedding; call `enqueue` or "
                 "`build` first.")
 
-    def check_optimizers(self, what: str):
-        """Refuses updates where a table only serves."""
+    def check_optimizers(self, what: str, to_serve: str):
+        """Refuses updates where a table only serves.
+
+        Args:
+          what: Which call needs an optimizer.
+          to_serve: What a program without one does instead.
+        """
         for table in self.spec.tables:
             if table.optimizer is None:
                 raise RuntimeError(
-                    f"`{what}` needs an optimizer for every table; table "
-                    f"{table.name!r} has none, so it only serves: use "
-                    "`enqueue(training=False)` and `dequeue`.")
+                    f"{what} needs an optimizer for every table; table "
+                    f"{table.name!r} has none. Pass `optimizer=` when the "
+                    "TPUEmbedding is made, or to the TableConfig; to serve "
+                    f"only, {to_serve}.")
 
     def check_training(self, training: Any):
         """Refuses what is no bool, and a true one where tables only serve.
@@ -72,7 +80,7 @@ class EmbeddingState:
                 "Argument `training` must be a bool or a bool tensor. "
                 f"Received: {training!r}.")
         if training:
-            self.check_optimizers("enqueue(training=True)")
+            self.check_optimizers("`enqueue(training=True)`", FORWARD_STEPS)
 
     def require_host(self, method: str) -> EngineBackend:
         """Returns the built backend, which must be the host's."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding.api.state import EmbeddingState
+from tf_layoutmap.embedding.api.state import FORWARD_STEPS, EmbeddingState
 from tf_layoutmap.embedding.step import structure
 
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
@@ -118,7 +118,7 @@ class StepMethods:
             not finite; it names the table.
         """
         self._state.check_built("apply_gradients")
-        self._state.check_optimizers("apply_gradients")
+        self._state.check_optimizers("`apply_gradients`", FORWARD_STEPS)
         structure.check_same(
             gradients, "gradients", self._state.feature_config,
             "feature_config")

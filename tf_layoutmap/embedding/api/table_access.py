@@ -64,7 +64,7 @@ class TableAccess:
         backend = cast(EngineBackend, self._state.backend)
         return {
             spec.name: vocabulary_state.Vocabulary(
-                spec.vocabulary.settings, spec.name,
+                spec.vocabulary.settings, spec.title or spec.name,
                 {name: variable for name, variable
                  in self._variables[spec.name].items()
                  if name in vocabulary_state.NAMES},

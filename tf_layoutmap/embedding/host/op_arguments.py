@@ -38,7 +38,7 @@ def config_attrs(
                           RowPartition.from_sizes(
                               [known_size(one) for one in shards]).placement)
     return {
-        "table_names": [one.name for one in spec.tables],
+        "table_names": [one.title or one.name for one in spec.tables],
         "table_num_rows": [one.num_rows for one in spec.tables],
         "table_dims": [one.dim for one in spec.tables],
         "table_num_shards": counts,

@@ -24,6 +24,10 @@ _MAX_NUM_BUCKETS = 2**23
 _SMALLEST_FLOAT32 = 2.0**-126  # of those that are no subnormal numbers
 
 
+# The attribute by which a layer gives its TableConfig a title.
+TITLE = "_layoutmap_title"
+
+
 @dataclasses.dataclass(frozen=True)
 class QuantizationSpec:
     """Rows are rounded to `num_buckets` values when they are looked up.
@@ -51,6 +55,7 @@ class TableSpec:
       dtype: How rows are stored: `"float32"`, `"bfloat16"` or `"float16"`.
       vocabulary: The `OpenTableSpec` of a table whose ids are keys; then
         `num_rows` has one for keys that have none of their own, the last.
+      title: Its name in the messages of the engine; empty for `name`.
     """
 
     name: str
@@ -62,6 +67,7 @@ class TableSpec:
     quantization: QuantizationSpec | None = None
     dtype: str = "float32"
     vocabulary: Any = None
+    title: str = ""
 
     @property
     def is_half(self) -> bool:
@@ -242,7 +248,8 @@ def _read_table(config: Any, index: int, optimizer: Any,
             optimizer if own is None else own, table=name,
             takes_slot_fn=takes_slot_fn),
         quantization=_read_quantization(
-            getattr(config, "quantization_config", None), where))
+            getattr(config, "quantization_config", None), where),
+        title=getattr(config, TITLE, ""))
 
 
 def _read_quantization(quantization: Any, where: str):

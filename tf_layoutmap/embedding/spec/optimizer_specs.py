@@ -76,6 +76,11 @@ def read_optimizer(
         return optimizer
     kind = type(optimizer).__name__
     where = f"(table {table!r})"
+    if isinstance(optimizer, type):
+        raise ValueError(
+            "The optimizer of a table must be an object, such as "
+            f"{optimizer.__name__}(learning_rate=0.1). Received: the class "
+            f"{optimizer.__name__} {where}.")
     if not all(hasattr(optimizer, mark) for mark in _MARKS):
         raise ValueError(
             f"{type(optimizer)} is an unsupported optimizer class; pass an "

@@ -213,7 +213,14 @@ def _dimension(tensor: tf.Tensor, axis: int):
 
 def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
     """Raises a TypeError unless int64 holds all ids of this type."""
-    if dtype not in _ID_TYPES:
-        raise TypeError(
-            f"Ids of feature {feature.name!r} must be integers of a type that "
-            f"int64 holds. Received: {dtype.name}.")
+    if dtype in _ID_TYPES:
+        return
+    advice = ""
+    if dtype == tf.string:
+        advice = (" With `vocabularies={table: tlm.OpenVocabulary(capacity)}` "
+                  "a table takes strings, and any integers.")
+    elif dtype.is_floating:
+        advice = " Convert whole numbers by tf.cast(ids, tf.int64)."
+    raise TypeError(
+        f"Ids of feature {feature.name!r} must be integers of a type that "
+        f"int64 holds. Received: {dtype.name}.{advice}")

@@ -84,6 +84,10 @@ def ask_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
       ValueError: If it gives no number; `table` is named.
     """
     value = rate()
+    if value is None:
+        raise ValueError(
+            "A dynamic learning rate must give a number. Received: None "
+            f"(table {table.name!r}).")
     if not tf.executing_eagerly() and not (
             tf.is_tensor(value) or isinstance(value, tf.Variable)):
         logging.warning(

@@ -13,6 +13,7 @@ from tf_layoutmap.embedding.step import (
     sample_positions,
     stock_parts,
 )
+from tf_layoutmap.sharded.routing import assertions
 
 
 def look_up(
@@ -130,12 +131,20 @@ def _gather(table, rows, ids):
 
 
 def _checked_ids(feature, table, ids):
-    message = (f"Feature {feature.name!r}: ids must be in "
-               f"[0, {table.num_rows}), the rows of table {table.name!r}.")
+    message = (
+        f"Feature {feature.name!r}: ids must be in [0, {table.num_rows}), the "
+        f"rows of table {table.name!r}; `out_of_range` says how others are "
+        "handled.")
+    if tf.executing_eagerly():
+        outside = (ids < 0) | (ids >= table.num_rows)
+        assertions.require(
+            ~tf.reduce_any(outside), message, " Received: ",
+            tf.boolean_mask(ids, outside))
+        return ids
     checks = [
         tf.debugging.assert_non_negative(ids, message),
         tf.debugging.assert_less(
             ids, tf.constant(table.num_rows, tf.int64), message),
     ]
-    with tf.control_dependencies([one for one in checks if one is not None]):
+    with tf.control_dependencies(checks):
         return tf.identity(ids)

@@ -33,7 +33,7 @@ def check_same(structure: Any, argument: str, expected: Any, like: str):
             f"Argument `{argument}` must have the structure of `{like}`, "
             f"{_drawn(expected)}, whose leaves are {_paths(expected)}. "
             f"Received: {_drawn(structure)}, with leaves "
-            f"{_paths(structure)}.") from error
+            f"{_paths(structure)}.{_advice(structure)}") from None
 
 
 def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
@@ -42,6 +42,15 @@ def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
         return [None] * len(tf.nest.flatten(expected))
     check_same(weights, "weights", expected, like)
     return tf.nest.flatten(weights)
+
+
+def _advice(structure: Any) -> str:
+    """What to do about a list of numbers, which is a structure, too."""
+    is_list = tf.nest.is_nested(structure) and any(
+        isinstance(one, int | float | str)
+        for one in tf.nest.flatten(structure))
+    return (" A list is a structure, not a tensor: write tf.constant([...])."
+            if is_list else "")
 
 
 def _paths(structure: Any) -> list[str]:

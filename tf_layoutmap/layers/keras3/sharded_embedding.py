@@ -1,6 +1,6 @@
 """`ShardedEmbedding` for Keras 3, on the host or on a mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from tf_layoutmap.layers.keras3.key_mask import KeyMask
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layers.shared import (
+    embedding_arguments,
     keras_version_guard,
     stock_lookup,
     whole_table_rules,
@@ -91,6 +92,15 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     _keras = keras
     _row_optimizer = RowOptimizer
     _is_on_mesh = False
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, whose `call` says with what."""
+        embedding_arguments.check_inputs(inputs, self.name)
+        if inputs is None or isinstance(inputs, Mapping):
+            raise TypeError(
+                "Ids must be one tensor. Received: "
+                f"{type(inputs).__name__} (layer {self.name!r}).")
+        return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the table."""

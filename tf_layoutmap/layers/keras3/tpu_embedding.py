@@ -7,7 +7,10 @@ import tensorflow as tf
 
 from tf_layoutmap import _keras_private
 from tf_layoutmap.layers.keras3.step_weight import StepWeight
-from tf_layoutmap.layers.shared import keras_version_guard
+from tf_layoutmap.layers.shared import (
+    embedding_arguments,
+    keras_version_guard,
+)
 from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
 
 
@@ -74,6 +77,11 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self._marks = StepWeight(self._steps)
         self._marks.trainable = self.trainable
         self.built = True
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, of a model of Keras 3 only."""
+        embedding_arguments.check_inputs(inputs, self.name)
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Any, weights: Any = None,
              training: bool | None = None) -> Any:

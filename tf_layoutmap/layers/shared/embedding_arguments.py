@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks
+from tf_layoutmap.sharded.routing import assertions
 
 
 def count_shards(
@@ -47,6 +48,24 @@ def count_shards(
                              highest=most, where=where)
 
 
+def check_inputs(inputs: Any, layer: str) -> None:
+    """Refuses Python values in place of tensors, which Keras explains badly.
+
+    Args:
+      inputs: Of a call of a Keras 3 layer, nested or not.
+      layer: Its name.
+
+    Raises:
+      TypeError: If a leaf is a Python number or string.
+    """
+    for one in tf.nest.flatten(inputs):
+        if isinstance(one, bool | int | float | str | bytes):
+            raise TypeError(
+                "Ids must be a tensor or an array, such as "
+                "tf.constant([1, 2]), not Python numbers, strings or lists of "
+                f"them. Received: {one!r} (layer {layer!r}).")
+
+
 def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
     """Returns ids as int32 or int64.
 
@@ -67,14 +86,23 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
     # Keras' Sequential without an Input makes floats of all numbers.
     exact = 2 ** (tf.experimental.numpy.finfo(
         ids.dtype.as_numpy_dtype).nmant + 1) if ids.dtype.is_floating else 0
+    if ids.dtype == tf.string:
+        raise TypeError(
+            f"Ids of layer {name!r} must be integers in [0, {num_rows}). "
+            "Received: strings. For a layer that takes strings, pass "
+            "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer` when "
+            "it is made.")
     if num_rows > exact:
         raise TypeError(
             "Ids must be integers; declare them, as by "
             'keras.Input(shape, dtype="int64"). Received: dtype '
             f"{ids.dtype.name}, which does not tell all ids below "
             f"{num_rows} from each other (layer {name!r}).")
-    whole = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(ids, tf.round(ids))),
-        [f"Ids of layer {name!r} must be whole numbers.", ids])
-    with tf.control_dependencies([] if whole is None else [whole]):
+    flat = tf.reshape(ids, [-1])
+    is_whole = tf.equal(flat, tf.round(flat))
+    checks = assertions.require(
+        tf.reduce_all(is_whole),
+        f"Ids of layer {name!r} must be whole numbers. Received: ",
+        flat[~is_whole] if tf.executing_eagerly() else flat)
+    with tf.control_dependencies(checks):
         return tf.cast(ids, tf.int64)

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.sharded.routing.shards import known_size
 
 
@@ -28,10 +29,10 @@ def gather(shards: Sequence[tf.Variable], ids: tf.Tensor, name: str,
     partition = RowPartition.from_sizes(sizes)
     flat_ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
     inside = tf.reduce_all((flat_ids >= 0) & (flat_ids < partition.num_rows))
-    check = tf.debugging.Assert(inside, [
-        f"Ids must be in [0, {partition.num_rows}) (layer {name!r}).",
-        flat_ids])
-    with tf.control_dependencies([] if check is None else [check]):
+    checks = assertions.require(
+        inside, f"Ids must be in [0, {partition.num_rows}) (layer {name!r}). "
+        "Received: ", flat_ids)
+    with tf.control_dependencies(checks):
         flat_ids = tf.identity(flat_ids)
     # Searching the ends (not the starts) skips empty shards.
     owners = tf.searchsorted(

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding.api.layer_access import LayerAccess
+from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.steps import (
     marks,
@@ -85,6 +86,7 @@ class KeyTable:
                 on_evict=evicted.under_name(settings.on_evict, layer))
         table = _tpu.TableConfig(
             settings.capacity, dim, initializer, combiner="sum", name=_TABLE)
+        setattr(table, config.TITLE, f"{layer}/{_TABLE}")
         self.embedding = TPUEmbedding(
             _tpu.FeatureConfig(table, name=layer), optimizer._asked_rule(),
             partitioner=partitioners.FixedShardsPartitioner(num_shards),
@@ -153,7 +155,7 @@ class KeyTable:
             ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
                 tf.boolean_mask(ids, is_key), splits, validate=False)
         if is_trained and marks.may_be_recorded(marks_variable, None):
-            self._access.check_can_train()
+            self._access.check_can_train(self.layer_name)
             follow, found = self._access.open(ids, None)
             rows, = marks.connect(
                 follow, tf.convert_to_tensor(marks_variable), found, 1)

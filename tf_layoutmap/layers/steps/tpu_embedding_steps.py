@@ -197,7 +197,7 @@ class EmbeddingSteps:
         """
         replica = self.access.require_replica("call")
         inputs, weights = self._cut(inputs, weights)
-        self.access.check_can_train()
+        self.access.check_can_train(self._layer)
         if self.is_on_tpu:
             self.embedding.enqueue(inputs, weights, name=self._layer)
             found = tf.nest.flatten(self.embedding.dequeue(name=self._layer))

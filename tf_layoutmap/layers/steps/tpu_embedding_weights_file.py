@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from tf_layoutmap.embedding.api.layer_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.vocabulary import state
 
 
 def save(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
@@ -40,6 +42,16 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
         raise ValueError(
             f"The saved weights of layer {layer!r} must hold "
             f"{sorted(variables)}. Received: {sorted(store.keys())}.")
+    for key, variable in variables.items():
+        saved = tuple(store[key].shape)
+        if key.endswith(f".{state.KEYS}") and saved != tuple(variable.shape):
+            raise ValueError(
+                f"An open vocabulary of layer {layer!r} has room for "
+                f"{math.prod(variable.shape)} keys, and must be loaded from "
+                f"one with as much. Received: room for {math.prod(saved)} "
+                "keys. Load into a layer of the saved capacity, then call "
+                "`resize` of its vocabulary; or convert a tf.train.Checkpoint "
+                "by tlm.convert_vocabularies.")
     for key, variable in variables.items():
         if tuple(store[key].shape) != tuple(variable.shape):
             raise ValueError(

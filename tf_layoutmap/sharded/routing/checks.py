@@ -9,6 +9,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.sharded.routing.shards import Shards
 
 ID_DTYPES = (tf.int32, tf.int64)
@@ -217,18 +218,12 @@ def _only_if(tensor: tf.Tensor, condition: tf.Tensor, sentence: str,
 
     `sentence` has one `{}` for each of `culprits`.
     """
-    if tf.executing_eagerly():
-        if not condition:
-            raise tf.errors.InvalidArgumentError(
-                None, None, sentence.format(
-                    *(culprit.numpy().tolist() for culprit in culprits)))
-        return tensor
     # The sentence is data of the op, not built by it: string ops would keep
     # the function from being compiled by XLA.
     words = sentence.split("{}")
-    data = [words[0]]
+    data: list[Any] = [words[0]]
     for culprit, word in zip(culprits, words[1:]):
         data += [culprit, word]
-    check = tf.debugging.Assert(condition, data, summarize=10)
-    with tf.control_dependencies([check]):
+    checks = assertions.require(condition, *data, summarize=10)
+    with tf.control_dependencies(checks):
         return tf.identity(tensor)
