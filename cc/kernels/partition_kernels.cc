@@ -93,19 +93,18 @@ class RouteIdsOp : public Kernel {
           ctx,
           inverses.allocate(0, inverses.required(0) ? shape : TensorShape({0}),
                             &inverse));
-      OP_REQUIRES_OK(
-          ctx, Named(partition, ids,
-                     RouteEachId<Tid>(partition, ids, TfParallelFor(ctx),
-                                      {MutableView<Tid>(local_rows),
-                                       MutableView<int64_t>(splits),
-                                       MutableView<int32_t>(permutation),
-                                       MutableView<int32_t>(inverse)})));
+      OP_REQUIRES_OK(ctx,
+                     Named(partition, ids,
+                           RouteEachId<Tid>(partition, ids, TfParallelFor(ctx),
+                                            {MutableView<Tid>(local_rows),
+                                             MutableView<int64_t>(splits),
+                                             MutableView<int32_t>(permutation),
+                                             MutableView<int32_t>(inverse)})));
       return;
     }
     Route<Tid> route;
-    OP_REQUIRES_OK(
-        ctx,
-        Named(partition, ids, RouteIds<Tid>(partition, ids, true, &route)));
+    OP_REQUIRES_OK(ctx, Named(partition, ids,
+                              RouteIds<Tid>(partition, ids, true, &route)));
     OP_REQUIRES_OK(ctx, SetVector<Tid>(ctx, "local_rows", route.local_rows));
     OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "splits", route.splits));
     OP_REQUIRES_OK(ctx,

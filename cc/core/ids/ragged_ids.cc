@@ -202,10 +202,9 @@ Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
     }
     return Status();
   }
-  const Status status =
-      CheckNamedIds(ids, num_rows, spec.table, [&](int64_t i) {
-        return NameOfId(spec, SampleOf(splits, i), ids[i]);
-      });
+  const Status status = CheckNamedIds(
+      ids, num_rows, spec.table,
+      [&](int64_t i) { return NameOfId(spec, SampleOf(splits, i), ids[i]); });
   return spec.advice.empty() ? status
                              : InvalidArgument(status.message() + spec.advice);
 }

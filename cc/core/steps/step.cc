@@ -270,8 +270,8 @@ Status CheckGradients(const EngineConfig& config, const Batch& batch,
       return InvalidArgument(
           "Feature '" + config.features[f].feature +
           "': its gradient must be shaped like its activation, " +
-          ShapeOfSamples(config.features[f], dim, expected) + ". Received: " +
-          ShapeOfSamples(config.features[f], dim, received));
+          ShapeOfSamples(config.features[f], dim, expected) +
+          ". Received: " + ShapeOfSamples(config.features[f], dim, received));
     }
   }
   return Status();

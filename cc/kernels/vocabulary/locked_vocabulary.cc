@@ -116,12 +116,11 @@ absl::Status CheckKeyKind(const std::string& table, Span<const int64_t> numbers,
   const auto name = [](int64_t one) {
     return one == kStringKeys ? "strings" : "integers";
   };
-  return absl::InvalidArgumentError(
-      absl::StrCat("The keys of table '", table, "' must be ", name(known),
-                   ", as those before. Received: ", name(kind), "; ",
-                   known == kStringKeys
-                       ? "tf.strings.as_string makes strings of them"
-                       : "tf.strings.to_number makes numbers of them"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "The keys of table '", table, "' must be ", name(known),
+      ", as those before. Received: ", name(kind), "; ",
+      known == kStringKeys ? "tf.strings.as_string makes strings of them"
+                           : "tf.strings.to_number makes numbers of them"));
 }
 
 absl::Status NextVocabularyStep(const std::string& table,

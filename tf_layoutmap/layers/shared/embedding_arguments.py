@@ -103,6 +103,7 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
     checks = assertions.require(
         tf.reduce_all(is_whole),
         f"Ids of layer {name!r} must be whole numbers. Received: ",
-        flat[~is_whole] if tf.executing_eagerly() else flat)
+        tf.boolean_mask(flat, tf.logical_not(is_whole))
+        if tf.executing_eagerly() else flat)
     with tf.control_dependencies(checks):
         return tf.cast(ids, tf.int64)
