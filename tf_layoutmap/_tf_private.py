@@ -300,6 +300,14 @@ def collective_arguments(launcher: Any) -> dict[str, Any]:
             "ordering_token": launcher._get_ordering_token()}
 
 
+# Classes whose methods remove functions and resources from all processes of a
+# cluster; without an effect once one of them does not answer.
+EagerContext = _private("eager.context", "Context")
+_private("eager.context", "Context.remove_function")
+EagerResourceDeleter = _private(
+    "ops.resource_variable_ops", "EagerResourceDeleter")
+CapturableResource = _private("trackable.resource", "CapturableResource")
+
 # Waits until a closure has ended and raises its error; what it returned stays
 # on its worker, which may be gone by then.
 wait_for_closure = _private(

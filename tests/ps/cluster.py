@@ -44,12 +44,15 @@ class Cluster:
         log = self.log(job, index)
         self.processes[job, index] = ForkedProcess(
             command or _SERVER, log, cwd=ROOT, as_user=True, env={
-                **os.environ, "PYTHONPATH": str(ROOT),
-                "GRPC_FAIL_FAST": "use_caller", "CUDA_VISIBLE_DEVICES": "",
-                "TF_CONFIG": json.dumps({
-                    "cluster": self.jobs,
-                    "task": {"type": job, "index": index}}),
-                **environment})
+                **self.environment(job, index), **environment})
+
+    def environment(self, job: str, index: int = 0) -> dict[str, str]:
+        """The environment of a process."""
+        return {
+            **os.environ, "PYTHONPATH": str(ROOT),
+            "GRPC_FAIL_FAST": "use_caller", "CUDA_VISIBLE_DEVICES": "",
+            "TF_CONFIG": json.dumps({
+                "cluster": self.jobs, "task": {"type": job, "index": index}})}
 
     def train(self, *arguments: str, module: str = "tests.ps.train"):
         """Starts the coordinator."""

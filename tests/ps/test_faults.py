@@ -3,10 +3,13 @@
 import json
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
+from tests.processes import ROOT
 from tests.ps.cluster import Cluster
 from tests.ps.train import CHUNK, RATE
 
@@ -114,6 +117,36 @@ def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
         assert "within 5 s" in line
         assert f"ps 0 at {cluster.jobs['ps'][0]} gives no answer" in line
         assert cluster.code(20) != 0
+
+
+@pytest.mark.parametrize("job, words, option", [
+    ("worker", "DONE", ""), ("ps", "DONE", ""),
+    # TensorFlow would block in the registration of the traced functions.
+    ("worker", "READY", "--before-first-step")])
+def test_a_program_whose_step_is_late_ends_with_its_exit_code(
+        tmp_path, job, words, option):
+    with Cluster(tmp_path) as cluster:
+        log = tmp_path / "program.log"
+        # No fork: those end without the interpreter's shutdown.
+        with open(log, "w") as file:
+            program = subprocess.Popen(
+                [sys.executable, "-u", "-m", "tests.ps.late_exit_program",
+                 str(tmp_path), option], cwd=ROOT, stdout=file, stderr=file,
+                env=cluster.environment("chief"))
+        try:
+            deadline = time.monotonic() + _START
+            while words not in log.read_text():
+                assert program.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < deadline, log.read_text()[-3000:]
+                time.sleep(0.05)
+            cluster.send(job, 0, signal.SIGSTOP)
+            (tmp_path / "stopped").touch()
+            assert program.wait(60) == 3, log.read_text()[-3000:]
+        finally:
+            program.kill()
+            program.wait()
+        assert (f"{job} 0 at {cluster.jobs[job][0]} gives no answer"
+                in log.read_text())
 
 
 def test_a_bad_id_is_an_error_and_training_goes_on(tmp_path):

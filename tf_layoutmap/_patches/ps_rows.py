@@ -1,9 +1,11 @@
-"""Methods of both Keras' models, replaced for parameter servers."""
+"""Names of TensorFlow and both Keras, replaced for parameter servers."""
 
-from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch
+from tf_layoutmap._patches.rows import KERAS, TENSORFLOW, TF_KERAS, Patch
 
 KERAS3_GROUP = "keras3_ps"
 TF_KERAS_GROUP = "tf_keras_ps"
+# Installed once a process of the cluster does not answer.
+EXIT_GROUP = "ps_exit"
 
 _VERBS = ("fit", "evaluate", "predict")
 
@@ -24,4 +26,12 @@ ROWS = [
     *(Patch(TF_KERAS_GROUP, "tf_keras:Model", verb, f"ps.fit.tf_keras:{verb}",
             "tf_keras ends an epoch when one worker's dataset ends.", TF_KERAS,
             "tests/ps/fit/test_fit.py") for verb in _VERBS),
+    *(Patch(EXIT_GROUP, owner, name, "ps.exits:remove_nothing",
+            "A destructor waits for all servers and workers without a "
+            "deadline, so that the process does not end while one is stopped.",
+            TENSORFLOW, "tests/ps/test_faults.py")
+      for owner, name in [
+          ("_tf_private:EagerContext", "remove_function"),
+          ("_tf_private:EagerResourceDeleter", "__del__"),
+          ("_tf_private:CapturableResource", "__del__")]),
 ]

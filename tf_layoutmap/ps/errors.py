@@ -11,4 +11,11 @@ class ServerLostError(RuntimeError):
 
 
 class StepDeadlineError(RuntimeError):
-    """No step has ended within the deadline."""
+    """No step has ended within the deadline.
+
+    The process cannot use its cluster any more. It can exit, though, while
+    other processes do not answer: `sys.exit(3)` ends it with code 3. From this
+    error on, nothing that it has made on other processes is removed there, and
+    a shutdown of the interpreter that takes longer than 20 s is forced, with
+    exit code 1.
+    """

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.ps import processes, restarts, rounds, waiting
+from tf_layoutmap.ps import exits, processes, restarts, rounds, waiting
 from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
 from tf_layoutmap.ps.processes import Process
 
@@ -39,23 +39,46 @@ class Guard:
         self._deadline = deadline
         self._tell = tell
         self._restarts_program = restarts_program
+        self._all_have_answered = False
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Returns what `function` returns.
 
         Raises:
-          StepDeadlineError: It raised a `LateError`.
+          StepDeadlineError: It raised a `LateError`, or a process did not
+            answer within the deadline before the first call.
           ServerLostError: It raised one of `rounds.LOST`.
         """
         try:
+            self._check_all_answer()
             return function()
         except waiting.LateError:
             raise self.late() from None
         except rounds.LOST as error:
             self._lose_server(error)
 
+    def _check_all_answer(self):
+        """Checks, once, that all processes answer within the deadline.
+
+        The first call traces functions. TensorFlow registers each with all
+        processes and waits for their answers without a deadline.
+
+        Raises:
+          LateError: One does not answer.
+        """
+        if self._all_have_answered:
+            return
+        answers = processes.ask_all(self._processes, self._deadline)
+        if None in answers.values():
+            raise waiting.LateError
+        self._all_have_answered = True
+
     def late(self) -> StepDeadlineError:
-        """Returns the error of a step that does not end."""
+        """Returns the error of a step that does not end.
+
+        From now on this process can end although others do not answer.
+        """
+        exits.leave_cluster()
         wrong = processes.silent(self._processes, _ANSWER_SECONDS)
         return StepDeadlineError(
             f"No step has ended within {self._deadline:g} s. "

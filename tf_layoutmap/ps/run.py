@@ -155,7 +155,8 @@ class Run:
           ServerLostError: A server is gone. This process cannot go on: start
             it again.
           StepDeadlineError: No closure ended within the deadline; it says who
-            does not answer. This process cannot go on.
+            does not answer. This process cannot go on: exit, with any code,
+            so that it can be started again.
           tf.errors.OpError: A step failed, as by a bad id. Its batch does not
             count, those around it do; `steps` may be called again, for so
             many more.

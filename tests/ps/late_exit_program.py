@@ -1,0 +1,52 @@
+"""A program that exits after a `StepDeadlineError`; test_faults.py starts it.
+
+    python -m tests.ps.late_exit_program FOLDER
+
+Trains until a step is late, then exits with code 3. Waits for a file
+FOLDER/stopped first if it is started with `--before-first-step`.
+"""
+
+import pathlib
+import sys
+import time
+
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.ps.train import ROW, embedding
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    strategy = tlm.ps.connect(timeout_seconds=60)
+    with strategy.scope():
+        ours = embedding()
+    # It is freed when this function ends, before the interpreter's shutdown.
+    traced = tf.function(lambda value: value + 1)
+    traced(tf.constant(1))
+
+    def step(ids):
+        ours.enqueue({"a": ids, "b": ids})
+        activations = ours.dequeue()
+        ours.apply_gradients(
+            {name: tf.ones_like(one) for name, one in activations.items()})
+
+    run = tlm.ps.Run(
+        strategy, step, lambda: tf.data.Dataset.from_tensors([ROW]).repeat(),
+        folder / "checkpoints", objects={"embedding": ours},
+        step_deadline="3s")
+    print("READY", flush=True)
+    while "--before-first-step" in sys.argv and not (
+            folder / "stopped").exists():
+        time.sleep(0.05)
+    try:
+        while True:
+            run.steps(20)
+            print("DONE", flush=True)
+    except tlm.ps.StepDeadlineError as error:
+        print("LATE", error, flush=True)
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()
