@@ -24,6 +24,8 @@ from tf_layoutmap import _ops  # noqa: F401
 
 import tensorflow as tf  # isort: skip
 
+from tf_layoutmap.ps import processes  # isort: skip
+
 _LEAST_THREADS = 8
 _NUM_THREADS = "TF_NUM_INTEROP_THREADS"
 
@@ -56,22 +58,26 @@ def read_task(cluster: str | None, job_name: str | None,
     """
     config = _read_json("TF_CONFIG", tf_config) if tf_config else {}
     task = config.get("task", {})
+    if not isinstance(task, dict):
+        raise ValueError(
+            'TF_CONFIG must have a task like {"type": "ps", "index": 0}. '
+            f"Received: {task!r}.")
     jobs = _read_json("cluster", cluster) if cluster else config.get("cluster")
     job_name = task.get("type") if job_name is None else job_name
     task_index = task.get("index") if task_index is None else task_index
-    if not isinstance(jobs, dict) or not all(
-            isinstance(addresses, list) and all(
-                isinstance(address, str) for address in addresses)
-            for addresses in jobs.values()):
+    try:
+        processes.check_addresses(jobs)
+    except ValueError as error:
         raise ValueError(
             "Flag `--cluster` (or TF_CONFIG) must be {job: [address, ...]}. "
-            f"Received: {jobs!r}.")
-    if job_name not in jobs:
+            f"{error}") from None
+    if not isinstance(job_name, str) or job_name not in jobs:
         raise ValueError(
             f"Flag `--job_name` must be one of {sorted(jobs)}. Received: "
             f"{job_name!r}.")
     size = len(jobs[job_name])
-    if not isinstance(task_index, int) or not 0 <= task_index < size:
+    if (not isinstance(task_index, int) or isinstance(task_index, bool)
+            or not 0 <= task_index < size):
         raise ValueError(
             f"Flag `--task_index` must be from 0 to {size - 1} for job "
             f"{job_name!r}. Received: {task_index!r}.")

@@ -201,3 +201,16 @@ def test_a_server_that_is_not_there_is_refused(tmp_path):
         line = cluster.wait_for("no connection to", _START)
         assert f"ps 0 at {cluster.jobs['ps'][0]}" in line
         assert cluster.code(30) != 0
+
+
+def test_a_server_that_is_stopped_is_refused_within_the_deadline(tmp_path):
+    """TensorFlow connects without a deadline."""
+    with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
+        cluster.wait_for("serves grpc", _START, "ps", 0)
+        cluster.wait_for("serves grpc", _START, "worker", 0)
+        cluster.send("ps", 0, signal.SIGSTOP)
+        cluster.train(module="tests.ps.connect_only")
+        line = cluster.wait_for("no answer from", _START)
+        assert f"ps 0 at {cluster.jobs['ps'][0]}" in line
+        assert "worker 0" not in line
+        assert cluster.code(30) != 0

@@ -1,13 +1,18 @@
 """The parts of runs over parameter servers, each alone."""
 
+import contextlib
 import json
+import socket
 import threading
 import time
+from concurrent import futures
 
+import grpc
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tf_layoutmap import server
 from tf_layoutmap.local_cluster.processes import free_ports
 from tf_layoutmap.ps import (
     checkpoints,
@@ -45,6 +50,44 @@ def test_a_cluster_without_servers_and_workers_is_refused(text):
         connection.read_cluster(text)
 
 
+@pytest.mark.parametrize("jobs, words", [
+    ({"ps": ["a:0"]}, "port from 1 to 65535. Received: 'a:0' of 'ps'"),
+    ({"ps": ["a:99999"]}, "Received: 'a:99999'"),
+    ({"ps": [":7"]}, "Received: ':7'"),
+    ({"ps": ["a"]}, "Received: 'a'"),
+    ({"ps": ["a:-1"]}, "Received: 'a:-1'"),
+    ({"ps": ["a:\u0661"]}, "Each address"),
+    ({"ps": [None]}, "Received: None"),
+    ({"ps": ["a:1", "A:1"]}, "different address.*'A:1' of 'ps' and of 'ps'"),
+    ({"ps": ["a:1"], "chief": ["a:1"]}, "'a:1' of 'ps' and of 'chief'"),
+    ({"worker": {"0": "a:1"}}, "a list of addresses.*of 'worker'"),
+    ({"ps": "a:1"}, "a list of addresses"),
+    (["a:1"], "A cluster must be")])
+def test_a_malformed_address_is_refused_at_once(jobs, words):
+    if isinstance(jobs, dict):
+        jobs = {"ps": ["s:1"], "worker": ["w:1"], **jobs}
+    with pytest.raises(ValueError, match=words):
+        connection.read_cluster(json.dumps({"cluster": jobs}))
+    with pytest.raises(ValueError, match=words):
+        server.read_task(None, "ps", 0, json.dumps({"cluster": jobs}))
+
+
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_the_task_of_another_process_is_refused(job, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({
+        "cluster": {"ps": ["a:1"], "worker": ["b:1"]},
+        "task": {"type": job, "index": 0}}))
+    with pytest.raises(ValueError, match="must be called by the coordinator"):
+        tlm.ps.connect(timeout_seconds=60)
+
+
+def test_the_task_of_a_chief_may_be_missing():
+    jobs = {"ps": ["[::1]:1"], "worker": ["b:1"]}
+    for task in ({}, {"task": {"type": "chief", "index": 0}}):
+        assert connection.read_cluster(
+            json.dumps({"cluster": jobs, **task})) == jobs
+
+
 def not_found():
     return tf.errors.NotFoundError(None, None, "Op type not registered")
 
@@ -69,9 +112,70 @@ def test_another_patch_of_tensorflow_is_taken():
 def test_a_port_that_is_closed_is_named():
     port, = free_ports(1)
     process = processes.Process("ps", 0, f"127.0.0.1:{port}")
-    assert processes.wait_until_all_listen([process], 0) == [process]
+    assert processes.wait_until_all_serve([process], 0) == [
+        f"no connection to {process.name}"]
     assert processes.silent([process], 1) == [
         f"ps 0 at 127.0.0.1:{port} accepts no connections"]
+
+
+@contextlib.contextmanager
+def listener(answer: bytes):
+    """The port of a process that accepts connections and sends `answer`."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connections = []
+
+        def accept():
+            while True:
+                try:
+                    connections.append(listening.accept()[0])
+                    connections[-1].sendall(answer)
+                except OSError:
+                    return  # The test has ended, or the other side.
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for one in connections:
+            one.close()
+
+
+@pytest.mark.parametrize("answer, words", [
+    (b"", "no answer from {name}, though its port is open"),
+    (b"SSH-2.0-OpenSSH_9.2\r\n", "{name} is not a server of TensorFlow"),
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "{name} is not a server")])
+def test_a_port_of_another_program_is_named_within_the_deadline(answer, words):
+    with listener(answer) as port:
+        process = processes.Process("ps", 0, f"127.0.0.1:{port}")
+        began = time.monotonic()
+        fault, = processes.wait_until_all_serve([process], 0.5)
+        assert words.format(name=process.name) in fault
+        # It is 0.5 s, and what a busy machine adds.
+        assert time.monotonic() - began < 30
+
+
+def test_another_grpc_server_is_named():
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        process = processes.Process("ps", 0, f"127.0.0.1:{port}")
+        assert "ps 0 at" in (fault := processes.fault_of(process, 30) or "")
+        assert "is not a server of TensorFlow" in fault
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_server_of_tensorflow_is_known_by_its_task():
+    port, = free_ports(1)
+    address = f"localhost:{port}"
+    server = tf.distribute.Server(
+        {"ps": [address]}, job_name="ps", task_index=0)
+    assert processes.fault_of(processes.Process("ps", 0, address), 30) is None
+    assert processes.fault_of(processes.Process("ps", 1, address), 30) == (
+        f"ps 1 at {address} is another process of a cluster")
+    del server
 
 
 class Folder:

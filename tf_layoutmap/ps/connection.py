@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _requirements, _strategies, _version
-from tf_layoutmap.ps import datasets, durations, processes
+from tf_layoutmap.ps import datasets, durations, exits, processes
 from tf_layoutmap.ps.processes import Process
 
 # For the answers, once all ports are open.
@@ -28,7 +28,7 @@ def connect(
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins the cluster of TF_CONFIG as its coordinator.
 
-    Waits until all servers and workers listen, and asks each for its versions
+    Waits until all servers and workers answer, and asks each for its versions
     of TensorFlow and of this package.
 
     ```py
@@ -47,22 +47,23 @@ def connect(
       The strategy.
 
     Raises:
-      ValueError: If TF_CONFIG has no cluster with servers and workers, or
+      ValueError: If TF_CONFIG has no cluster with servers and workers, has a
+        malformed address or the task of a server or worker; or
         `timeout_seconds` is no length of time.
-      RuntimeError: If a server or worker is missing, was not started by
-        `python -m tf_layoutmap.server`, or has other versions; it says which,
+      RuntimeError: If within `timeout_seconds` a server or worker is missing or
+        does not answer, or if it was not started by `python -m
+        tf_layoutmap.server`, or has other versions; the message says which,
         and what to do.
     """
     seconds = durations.read_seconds(timeout_seconds, "timeout_seconds")
     jobs = read_cluster(os.environ.get("TF_CONFIG"))
     all_processes = processes.processes_of(jobs)
-    missing = processes.wait_until_all_listen(all_processes, seconds)
-    if missing:
+    faults = processes.wait_until_all_serve(all_processes, seconds)
+    if faults:
         raise RuntimeError(
-            f"After {seconds:g} s, no connection to "
-            f"{', '.join(one.name for one in missing)}. Start each with "
-            "`python -m tf_layoutmap.server`, with the same cluster in "
-            "TF_CONFIG.")
+            f"After {seconds:g} s: {'; '.join(faults)}. Start each server and "
+            "worker with `python -m tf_layoutmap.server`, with the same "
+            "cluster in TF_CONFIG.")
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs), rpc_layer="grpc")
     strategy = tf.distribute.ParameterServerStrategy(
@@ -89,23 +90,39 @@ def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
     {'ps': ['a:1'], 'worker': ['b:1']}
 
     Raises:
-      ValueError: If it has no servers or no workers.
+      ValueError: If it has no servers or no workers, or a malformed address, or
+        is that of a server or worker.
     """
     try:
-        jobs = json.loads(tf_config or "{}")["cluster"]
-        addresses = [one for job in ("ps", "worker") for one in jobs[job]]
-        good = bool(jobs["ps"] and jobs["worker"]) and all(
-            isinstance(one, str) and one.rpartition(":")[2].isdecimal()
-            for one in addresses)
-    except (ValueError, KeyError, TypeError):
-        good = False
-    if not good:
+        config = _read_config(tf_config)
+    except ValueError as error:
         raise ValueError(
             "The environment variable TF_CONFIG must have a cluster with "
             'addresses of "ps" and "worker", as `python -m '
-            "tf_layoutmap.local_cluster` sets it. Received: "
-            f"{tf_config!r}.")
-    return jobs
+            f"tf_layoutmap.local_cluster` sets it. {error} Received: "
+            f"{tf_config!r}.") from None
+    task = config.get("task")
+    job = task.get("type") if isinstance(task, dict) else None
+    if job in ("ps", "worker"):
+        raise ValueError(
+            '`connect` must be called by the coordinator, whose task in the '
+            'environment variable TF_CONFIG has the type "chief" or is '
+            "missing. Start servers and workers with `python -m "
+            f"tf_layoutmap.server` instead. Received: {task!r}.")
+    return config["cluster"]
+
+
+def _read_config(tf_config: str | None) -> dict[str, Any]:
+    """Returns TF_CONFIG, whose cluster has servers and workers."""
+    try:
+        config = json.loads(tf_config or "{}")
+    except ValueError as error:
+        raise ValueError(f"It must be JSON ({error}).") from None
+    jobs = config.get("cluster") if isinstance(config, dict) else None
+    processes.check_addresses(jobs)
+    if missing := [job for job in ("ps", "worker") if not jobs.get(job)]:
+        raise ValueError(f"Missing: {missing}.")
+    return config
 
 
 def check_answers(answers: Mapping[Process, Any]):
@@ -121,6 +138,7 @@ def check_answers(answers: Mapping[Process, Any]):
     remedy = _REMEDY.format(tensorflow=tf.__version__)
     for process, answer in answers.items():
         if answer is None:
+            exits.leave_cluster()
             raise RuntimeError(
                 f"The process {process.name} does not answer within "
                 f"{_ANSWER_SECONDS:g} s, though its port is open: is it "

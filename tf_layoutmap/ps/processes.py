@@ -10,12 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import grpc
 import tensorflow as tf
 
 from tf_layoutmap import _ops
 
-# Of one attempt to reach a port.
+# Timeout of one attempt to reach a port, and of its answer.
 _CONNECT_SECONDS = 2.0
+# Between two attempts.
+_RETRY_SECONDS = 0.2
+# Every server of TensorFlow answers it, with the names of its devices.
+_STATUS = "/tensorflow.WorkerService/GetStatus"
 
 
 class Process(NamedTuple):
@@ -66,22 +71,111 @@ def listens(process: Process) -> bool:
     """Whether its port accepts connections."""
     host, _, port = process.address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), _CONNECT_SECONDS):
+        # The host of an IPv6 address is in brackets.
+        with socket.create_connection(
+                (host.strip("[]"), int(port)), _CONNECT_SECONDS):
             return True
     except OSError:
         return False
 
 
-def wait_until_all_listen(
+def fault_of(process: Process, seconds: float) -> str | None:
+    """Returns why a process cannot be connected to; None if it can.
+
+    TensorFlow connects without a deadline, so this is checked first.
+
+    Args:
+      process: A server or a worker.
+      seconds: Timeout of its answer.
+    """
+    if not listens(process):
+        return f"no connection to {process.name}"
+    # Without the pool a channel would inherit the backoff of the one before.
+    with grpc.insecure_channel(process.address, options=[
+            ("grpc.use_local_subchannel_pool", 1)]) as channel:
+        try:
+            answer = channel.unary_unary(_STATUS)(b"", timeout=seconds)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                return (f"no answer from {process.name}, though its port is "
+                        "open: is it stopped, or of another program?")
+            return (f"{process.name} is not a server of TensorFlow "
+                    f"({error.details()})")
+    if process.device.rpartition("/")[0].encode() + b"/" not in answer:
+        return f"{process.name} is another process of a cluster"
+    return None
+
+
+def wait_until_all_serve(
     processes: Sequence[Process], seconds: float,
-) -> list[Process]:
-    """Returns those whose ports are not open after so many seconds."""
+) -> list[str]:
+    """Returns why processes cannot be connected to after so many seconds."""
     deadline = time.monotonic() + seconds
-    while True:
-        missing = [one for one in processes if not listens(one)]
-        if not missing or time.monotonic() > deadline:
-            return missing
-        time.sleep(0.2)
+    faults: dict[Process, str | None] = {}
+
+    def wait(process: Process):
+        while True:
+            left = deadline - time.monotonic()
+            faults[process] = fault_of(
+                process, max(0.1, min(_CONNECT_SECONDS, left)))
+            if faults[process] is None or left < _RETRY_SECONDS:
+                return
+            time.sleep(_RETRY_SECONDS)
+
+    threads = [threading.Thread(target=wait, args=(one,), daemon=True)
+               for one in processes]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return [fault for one in processes if (fault := faults[one])]
+
+
+def check_addresses(jobs: Any) -> None:
+    """Checks the addresses of a cluster, as they stand in TF_CONFIG.
+
+    >>> check_addresses({"ps": ["a:1"], "worker": ["b:1"]})
+    >>> check_addresses({"ps": ["a:0"]})
+    Traceback (most recent call last):
+    ...
+    ValueError: Each address must be "host:port", with a port from 1 to 65535. \
+Received: 'a:0' of 'ps'.
+
+    Args:
+      jobs: Addresses by job.
+
+    Raises:
+      ValueError: It is no dict of lists of distinct addresses.
+    """
+    if not isinstance(jobs, dict):
+        raise ValueError(
+            f"A cluster must be {{job: [address, ...]}}. Received: {jobs!r}.")
+    jobs_by_address: dict[str, str] = {}
+    for job, addresses in jobs.items():
+        if not isinstance(addresses, list):
+            raise ValueError(
+                "A cluster must be {job: [address, ...]}, with a list of "
+                f"addresses for each job. Received: {addresses!r} of {job!r}.")
+        for address in addresses:
+            if not _is_address(address):
+                raise ValueError(
+                    'Each address must be "host:port", with a port from 1 to '
+                    f"65535. Received: {address!r} of {job!r}.")
+            if address.lower() in jobs_by_address:
+                raise ValueError(
+                    "Each process must have a different address. Received: "
+                    f"{address!r} of {jobs_by_address[address.lower()]!r} and "
+                    f"of {job!r}.")
+            jobs_by_address[address.lower()] = job
+
+
+def _is_address(address: Any) -> bool:
+    if not isinstance(address, str):
+        return False
+    host, _, port = address.rpartition(":")
+    # Others than ASCII digits are decimal, too.
+    return bool(host.strip()) and port.isascii() and port.isdecimal() and (
+        1 <= int(port) <= 65535)
 
 
 def describe(process: Process) -> dict[str, str]:
