@@ -11,6 +11,9 @@ Security: TensorFlow's server listens on all network interfaces, whatever host
 its address names, 127.0.0.1 too, and has no authentication: every client that
 reaches the port can read and write the tables and files of this process, and
 run operations in it. Restrict access by a firewall or a private network.
+
+TensorFlow logs errors only here; set TF_CPP_MIN_LOG_LEVEL=0 for all that it
+has to say.
 """
 
 import json
@@ -18,6 +21,11 @@ import os
 import sys
 
 from absl import app, flags
+
+if __name__ == "__main__":
+    # TensorFlow reads it once. What it logs below errors is of no use to those
+    # who train: device lists, and each call that a coordinator has cancelled.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # Loads the op library before the server starts; says so without TensorFlow.
 from tf_layoutmap import _ops  # noqa: F401

@@ -78,6 +78,13 @@ def test_addresses_and_tasks(monkeypatch):
     assert environment["SOME_SETTING"] == "on"
     assert json.loads(environment["TF_CONFIG"]) == {
         "cluster": cluster, "task": {"type": "worker", "index": 1}}
+    # What is set already stays.
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    assert local_cluster.environment_of(cluster, "chief", 0)[
+        "TF_CPP_MIN_LOG_LEVEL"] == "0"
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    assert local_cluster.environment_of(cluster, "chief", 0)[
+        "TF_CPP_MIN_LOG_LEVEL"] == "3"
     assert len(set(processes.free_ports(5))) == 5
 
 
@@ -129,10 +136,14 @@ CHIEF = textwrap.dedent("""
 
 
 @pytest.mark.slow
-def test_a_program_trains_on_parameter_servers():
+def test_a_program_trains_on_parameter_servers(monkeypatch):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     code, printed = ended("--ps", "2", "--workers", "1", "--", sys.executable,
                           "-c", CHIEF)
     assert code == 0, printed
+    # TensorFlow's own log does not hide the lines of the program.
+    assert not re.findall(r"(?m)^\[\S+\] (?:[IWE]\d{4} |WARNING: All).*",
+                          printed)
     assert "[chief:0] the answer is 42.0 from /job:ps/" in printed
     assert re.search(r"\[ps:1\] ps:1 serves grpc://", printed)
     pids = pids_in(printed)
@@ -169,18 +180,64 @@ def test_however_it_ends_nothing_is_left(number):
         process.stdout.close()
 
 
-def test_who_has_ended_is_started_again(capfd):
-    ended_once = "import sys, time; print('here'); time.sleep(1.5)"
+def test_who_has_ended_is_started_again(capfd, monkeypatch):
+    """However early it ends, and later each time."""
+    monkeypatch.setattr(processes, "DELAYS", (0.0, 0.25, 0.5))
+    printed = ""
     with processes.Group() as group:
-        group.start("one", [sys.executable, "-u", "-c", ended_once],
+        group.start("one", [sys.executable, "-c", "print('here')"],
                     dict(os.environ), restart=True)
-        # Ends too early to be worth it.
-        group.start("two", [sys.executable, "-c", ""], dict(os.environ),
-                    restart=True)
-        deadline = time.monotonic() + 20
-        printed = ""
-        while printed.count("[one] here") < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        group.start("two", [sys.executable, "-c", ""], dict(os.environ))
+        deadline = time.monotonic() + 60
+        while printed.count("[one] here") < 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
             printed += capfd.readouterr().out
-    assert printed.count("one is process") == 2
+    printed += capfd.readouterr().out
+    assert printed.count("[one] here") >= 5
+    ends = re.findall(r"one has ended with exit code 0; (.*)", printed)
+    assert ends[:4] == [
+        "it is started again now", "it is started again in 0.25 s",
+        "it is started again in 0.5 s", "it is started again in 0.5 s"]
     assert printed.count("two is process") == 1
+
+
+def test_lines_that_are_hidden_are_not_shown(capfd):
+    with processes.Group(re.compile("I0|WARNING: All")) as group:
+        group.start("one", [sys.executable, "-c", (
+            "print('I0 hidden'); print('seen I0'); print('WARNING: All of')")],
+            dict(os.environ))
+        group.wait(["one"])
+    printed = capfd.readouterr().out
+    assert "[one] seen I0\n" in printed
+    assert "hidden" not in printed
+    assert "WARNING" not in printed
+
+
+def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
+    monkeypatch.setattr(processes, "DELAYS", (0.0, 999.0))
+    monkeypatch.setattr(processes, "SHORTEST_LIFE", 0.0)
+    printed = ""
+    with processes.Group() as group:
+        group.start("one", [sys.executable, "-c", "print('here')"],
+                    dict(os.environ), restart=True)
+        deadline = time.monotonic() + 60
+        while printed.count("[one] here") < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            printed += capfd.readouterr().out
+    assert printed.count("it is started again now") >= 2
+    assert "999" not in printed
+
+
+def test_the_end_does_not_wait_for_a_delay(capfd, monkeypatch):
+    monkeypatch.setattr(processes, "DELAYS", (999.0,))
+    with processes.Group() as group:
+        group.start("one", [sys.executable, "-c", ""], dict(os.environ),
+                    restart=True)
+        printed = ""
+        deadline = time.monotonic() + 60
+        while "in 999 s" not in printed and time.monotonic() < deadline:
+            time.sleep(0.05)
+            printed += capfd.readouterr().out
+        began = time.monotonic()
+    assert "in 999 s" in printed
+    assert time.monotonic() - began < 100

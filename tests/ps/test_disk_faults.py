@@ -60,6 +60,7 @@ def test_a_server_whose_disk_is_full(tmp_path):
         none = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, -1))
         line = cluster.wait_for("NOT SAVED", 60)
         assert "File too large" in line
+        assert '"OSError: ' in line
         assert ".being-written" in line
         before = newest(cluster)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, none)

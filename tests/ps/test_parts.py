@@ -1,6 +1,7 @@
 """The parts of runs over parameter servers, each alone."""
 
 import contextlib
+import errno
 import json
 import socket
 import threading
@@ -220,6 +221,36 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
         made.folder.save(2, fail)
     assert made.names() == ["closure-1"]
     assert made.folder.newest().num_done == 1
+
+
+@pytest.mark.parametrize("raised, number", [
+    (tf.errors.ResourceExhaustedError, errno.ENOSPC),
+    (tf.errors.PermissionDeniedError, errno.EACCES),
+    (tf.errors.NotFoundError, errno.ENOENT),
+    (lambda *args: tf.errors.UnknownError(*args), errno.EIO)])
+def test_what_a_server_cannot_write_is_an_os_error(tmp_path, raised, number):
+    made = Folder(tmp_path)
+    made.save(1)
+
+    def fail(prefix):
+        raise raised(None, None, "/d/x; No space left on device [Op:SaveV2]")
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        made.folder.save(2, fail)
+    assert caught.value.errno == number
+    assert "being-written" in caught.value.filename
+    assert made.names() == ["closure-1"]
+
+
+def test_the_loss_of_a_server_is_no_os_error(tmp_path):
+    made = Folder(tmp_path)
+
+    def fail(prefix):
+        raise tf.errors.UnavailableError(None, None, "Connection reset")
+
+    with pytest.raises(tf.errors.UnavailableError):
+        made.folder.save(2, fail)
+    assert made.names() == []
 
 
 def test_one_that_was_being_written_is_never_chosen(tmp_path):

@@ -11,11 +11,15 @@ When the program ends, all others are ended, and its exit code is the exit code;
 SIGINT, SIGTERM and SIGHUP are passed on to it. However this process ends, by
 SIGKILL too, no other is left behind.
 
+TensorFlow's own log is cut down to one line per event, unless
+TF_CPP_MIN_LOG_LEVEL is set; 0 is for all of it.
+
 Security: see `tf_layoutmap.server`.
 """
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -33,6 +37,11 @@ _RESTART = flags.DEFINE_bool(
     "system of a real cluster does.")
 
 _HOST = "127.0.0.1"
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# What TensorFlow's libraries log when they are loaded, at any level.
+_START_OF_TENSORFLOW = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\)"
+    r"|I\d{4} \S+ +\d+ port\.cc:\d+\] oneDNN")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -57,7 +66,10 @@ def environment_of(cluster: dict[str, list[str]], job: str,
     """Returns the environment of one process: this one's, and its task."""
     return {
         # A worker must wait for servers that start later than it.
-        "GRPC_FAIL_FAST": "use_caller", **os.environ,
+        "GRPC_FAIL_FAST": "use_caller",
+        # A coordinator logs each traced function that a dead worker does not
+        # get as an error; what matters is raised, or logged by this package.
+        _LOG_LEVEL: "3" if job == "chief" else "2", **os.environ,
         # What is printed is shown when it is printed.
         "PYTHONUNBUFFERED": "1",
         "TF_CONFIG": json.dumps({
@@ -78,7 +90,8 @@ def run(command: Sequence[str], ps: int, workers: int,
              {"worker": workers})
     cluster = addresses_of(sizes, free_ports(sum(sizes.values())))
     server = [sys.executable, "-m", "tf_layoutmap.server"]
-    with Group() as group:
+    shows_all = os.environ.get(_LOG_LEVEL) == "0"
+    with Group(None if shows_all else _START_OF_TENSORFLOW) as group:
         programs: list[str] = []
         for job, addresses in cluster.items():
             for index, address in enumerate(addresses):

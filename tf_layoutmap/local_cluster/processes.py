@@ -1,6 +1,8 @@
 """Processes that are shown, watched and ended together."""
 
+import collections
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,8 +14,10 @@ from typing import Any
 
 # Seconds from the request to end until processes are killed.
 PATIENCE = 10.0
-# A process that ends again within so many seconds is not started again.
-SHORTEST_LIFE = 1.0
+# A process that ends again within so many seconds is started again later each
+# time, at most after as many seconds as the last number says.
+SHORTEST_LIFE = 5.0
+DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 # Ends the process groups that it is told of, once nobody tells it any more:
 # the pipe is closed when the process at its other end has ended, by any signal.
@@ -53,11 +57,19 @@ class Group:
     have started themselves.
     """
 
-    def __init__(self):
+    def __init__(self, hidden: re.Pattern[str] | None = None):
+        """Starts with no process.
+
+        Args:
+          hidden: Lines of processes that begin like this are not shown.
+        """
+        self._hidden = hidden
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.RLock()
-        self._is_ending = False
+        self._ending = threading.Event()
+        # How often a process has ended early, without a longer life since.
+        self._early_ends: collections.Counter[str] = collections.Counter()
         self._keeper = subprocess.Popen(
             [sys.executable, "-c", _KEEPER], stdin=subprocess.PIPE, text=True,
             start_new_session=True)
@@ -78,13 +90,14 @@ class Group:
           command: The program and its arguments.
           environment: All of its environment.
           where: Its address, which is shown.
-          restart: Whether it is started again whenever it ends.
+          restart: Whether it is started again whenever it ends; at once the
+            first time, and after a growing delay while it ends early.
 
         Raises:
           OSError: There is no such program.
         """
         with self._lock:
-            if self._is_ending:
+            if self._ending.is_set():
                 return
             process = subprocess.Popen(
                 command, env=dict(environment), stdin=subprocess.DEVNULL,
@@ -111,13 +124,24 @@ class Group:
         started = time.monotonic()
         assert process.stdout is not None
         for line in process.stdout:
-            self.say(line.decode(errors="replace").rstrip("\n"), name)
+            text = line.decode(errors="replace").rstrip("\n")
+            if self._hidden is None or not self._hidden.match(text):
+                self.say(text, name)
         code = process.wait()
-        if self._is_ending:
+        if self._ending.is_set():
             return
-        self.say(f"{name} has ended {_how(code)}")
-        if restart and time.monotonic() - started > SHORTEST_LIFE:
-            self._end_group(process)
+        if not restart:
+            self.say(f"{name} has ended {_how(code)}")
+            return
+        if time.monotonic() - started > SHORTEST_LIFE:
+            del self._early_ends[name]
+        delay = DELAYS[min(self._early_ends[name], len(DELAYS) - 1)]
+        self._early_ends[name] += 1
+        self.say(f"{name} has ended {_how(code)}; it is started again "
+                 f"{f'in {delay:g} s' if delay else 'now'}")
+        self._end_group(process)
+        # A process that cannot run must not keep the machine busy.
+        if not self._ending.wait(delay):
             self.start(name, command, environment, where, restart)
 
     def wait(self, names: Sequence[str]) -> int:
@@ -145,7 +169,7 @@ class Group:
     def end(self) -> None:
         """Ends all processes: asks them to, and kills them after `PATIENCE`."""
         with self._lock:
-            self._is_ending = True
+            self._ending.set()
             processes = list(self._processes.values())
         for process in processes:
             self._signal(process, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -10,10 +11,20 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
+import tensorflow as tf
+
+from tf_layoutmap.ps import messages
+
 _NAME = re.compile(r"closure-(\d+)")
 _ASIDE = ".being-written"
 _STATE = "run.json"
 _PREFIX = "variables"
+# What TensorFlow makes of errors of the file system.
+_ERRNOS = {
+    tf.errors.ResourceExhaustedError: errno.ENOSPC,
+    tf.errors.PermissionDeniedError: errno.EACCES,
+    tf.errors.NotFoundError: errno.ENOENT,
+}
 
 
 class Saved(NamedTuple):
@@ -58,14 +69,15 @@ class CheckpointFolder:
           write: Called with a prefix; as `tf.train.Checkpoint.write`.
 
         Raises:
-          OSError, tf.errors.OpError: It cannot be written. Nothing is left of
-            it, and those before are as they were.
+          OSError: It cannot be written. Nothing is left of it, and those before
+            are as they were.
+          tf.errors.UnavailableError, tf.errors.AbortedError: A server is lost.
         """
         name = f"closure-{num_done}"
         aside = self._folder / f"{_ASIDE}-{name}"
         try:
             aside.mkdir()
-            write(str(aside / _PREFIX))
+            _call_write(write, str(aside / _PREFIX))
             (aside / _STATE).write_text(json.dumps({"num_done": num_done}))
             final = self._folder / name
             if final.exists():  # Of the same closures: it holds the same.
@@ -89,3 +101,20 @@ class CheckpointFolder:
     def _remove_unfinished(self):
         for path in self._folder.glob(f"{_ASIDE}-*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _call_write(write: Callable[[str], object], prefix: str) -> None:
+    """Calls `write(prefix)`, whose errors about files become `OSError`s.
+
+    Servers write their own shards: TensorFlow reports their full disk as a
+    `ResourceExhaustedError`, not as the `OSError` that Python raises here.
+    """
+    try:
+        write(prefix)
+    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+        raise  # Not about files: a server is lost.
+    except tf.errors.OpError as error:
+        number = _ERRNOS.get(type(error), errno.EIO)
+        raise OSError(
+            number, "A server cannot write its part of the checkpoint "
+            f"({messages.sentence_of(error.message)})", prefix) from error

@@ -11,7 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _requirements, _strategies, _version
-from tf_layoutmap.ps import datasets, durations, exits, processes
+from tf_layoutmap.ps import (
+    datasets,
+    durations,
+    exits,
+    messages,
+    processes,
+)
 from tf_layoutmap.ps.processes import Process
 
 # For the answers, once all ports are open.
@@ -69,6 +75,7 @@ def connect(
     strategy = tf.distribute.ParameterServerStrategy(
         resolver, variable_partitioner=partitioner)
     check_answers(processes.ask_all(all_processes, _ANSWER_SECONDS))
+    messages.shorten_log()
     _processes[strategy] = all_processes
     _strategies.note_our_ops(strategy)
     datasets.replace_fit()

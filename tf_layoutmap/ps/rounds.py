@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_layoutmap.layout.step import autotuning
-from tf_layoutmap.ps import waiting
+from tf_layoutmap.ps import messages, waiting
 from tf_layoutmap.ps.closures import make_closure
 
 # Of a round: no more than a server's window.
@@ -161,7 +161,7 @@ class Rounds:
 
 def _explained(error: tf.errors.OpError) -> Exception:
     if not isinstance(error, tf.errors.OutOfRangeError):
-        return error
+        return messages.concise(error)
     explained = ValueError(
         "Argument `dataset_fn` must make a dataset without end; add "
         "`.repeat()`. Received: one that has ended.")

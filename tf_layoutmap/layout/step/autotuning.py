@@ -6,6 +6,7 @@ thread is woken before it can see that it was cancelled (TensorFlow 2.21). In a
 process of a cluster all that comes from the coordinator waits with it.
 """
 
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -18,8 +19,13 @@ def without_autotuning(dataset: Any) -> Any:
     options say whether it autotunes. `tf.data.AUTOTUNE` is then what it starts
     with: 16 calls at a time, or as many as there are cores if these are fewer.
     """
-    if not isinstance(dataset, tf.data.Dataset) or (
-            dataset.options().autotune.enabled is not None):
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset
+    with warnings.catch_warnings():
+        # While a function is traced TensorFlow warns that options may differ.
+        warnings.filterwarnings("ignore", "To make it possible to preserve")
+        is_set = dataset.options().autotune.enabled is not None
+    if is_set:
         return dataset
     options = tf.data.Options()
     options.autotune.enabled = False
