@@ -165,9 +165,12 @@ def _split(lines, defaults):
 
 
 def _counted(batches, num_batches):
+    # An iterator that autotunes can take a minute to end.
+    options = tf.data.Options()
+    options.autotune.enabled = False
     # Keras warns at the end of what it does not know the length of.
     return batches.apply(tf.data.experimental.assert_cardinality(
-        num_batches)).prefetch(4)
+        num_batches)).prefetch(4).with_options(options)
 
 
 def _features(facts, rows):

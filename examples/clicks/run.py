@@ -211,6 +211,10 @@ def _show_keys(report, model, clicks):
 
 def _arrays(batches):
     """All features and labels as numpy arrays."""
+    # An iterator that autotunes can take a minute to end.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    batches = batches.with_options(options)
     features, labels = zip(*batches.as_numpy_iterator(), strict=True)
     return ({name: np.concatenate([one[name] for one in features])
              for name in features[0]}, np.concatenate(labels)[:, 0])

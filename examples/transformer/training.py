@@ -42,8 +42,11 @@ def batches(training: np.ndarray, settings: Settings,
         rows = tf.cast(tf.gather(text, starts + places), tf.int32)
         return rows[:, :-1], rows[:, 1:]
 
-    return tf.data.Dataset.range(
-        first_step, tf.int64.max).map(batch).prefetch(2)
+    # An iterator that autotunes can take a minute to end.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return tf.data.Dataset.range(first_step, tf.int64.max).map(
+        batch).prefetch(2).with_options(options)
 
 
 def newest(folder: Path) -> Path | None:

@@ -52,8 +52,12 @@ def write_batches(reader: FeatureReader, sampler: BatchSampler, count: int,
 
     written = folder / _BATCHES
     shutil.rmtree(written, ignore_errors=True)
+    # An iterator that autotunes can take a minute to end.
+    options = tf.data.Options()
+    options.autotune.enabled = False
     tf.data.Dataset.from_generator(
-        batches, output_signature=_BATCH_SPEC).save(str(written))
+        batches, output_signature=_BATCH_SPEC).with_options(options).save(
+            str(written))
     return written
 
 
