@@ -19,8 +19,12 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 from tf_layoutmap.sharded.routing.shards import known_size
 
-# Bytes that the first process has in memory before it writes them to a file.
-PART_BYTES = 1 << 27
+# Bytes that the first process collects in memory before it writes them to a
+# file. The C library keeps much of it for the process: files of 128 MiB left it
+# 300 MB larger after its first save.
+PART_BYTES = 1 << 25
+# Of a checkpoint: very large tables have larger files instead of more.
+_MOST_PARTS = 256
 
 
 class Gathered(Protocol):
@@ -86,6 +90,9 @@ def save(original: Callable[..., Any], saver: Any, file_prefix: Any,
             parts.try_to(original, saver, parts.aside, None, session, options)
         finally:
             _noted.tables = None
+        parts.expect(sum(
+            table.dtype.size * table.shape.num_elements()
+            for table, _ in found))
         for table, key in found:
             parts.add(table, key)
         return parts.become(target)
@@ -110,7 +117,12 @@ class _Parts:
         self._prefixes = [aside]
         self._error: Exception | None = None
         self._num_bytes = 0
+        self._most_bytes = PART_BYTES
         self._slices: list[tuple[str, str, tf.Tensor]] = []
+
+    def expect(self, num_bytes: int) -> None:
+        """Sets the size of files by the bytes of all tables together."""
+        self._most_bytes = max(PART_BYTES, num_bytes // _MOST_PARTS)
 
     def try_to(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Calls a function unless there was an error; notes its error."""
@@ -132,7 +144,7 @@ class _Parts:
             self._slices.append(
                 (key, table.slice_spec(first, known_size(rows, 0)), rows))
             self._num_bytes += rows.dtype.size * int(tf.size(rows))
-            if self._num_bytes >= PART_BYTES:
+            if self._num_bytes >= self._most_bytes:
                 self._flush()
 
     def become(self, target: str) -> tf.Tensor:

@@ -14,8 +14,9 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.sharded.routing.shards import known_size
 
-# Values of a table that go to the first process at a time.
-_CHUNK = 2**22
+# Values of a table that each process sends to the first one at a time: 1 MiB.
+# Much larger blocks stay in the memory of the process after they are freed.
+_CHUNK = 2**18
 
 
 class DividedTable(_tf_private.Trackable):
