@@ -32,9 +32,11 @@ class Gathered(Protocol):
 
     Attributes:
       dtype: How rows are stored.
+      shape: Rows and columns of all processes together.
     """
 
     dtype: tf.DType
+    shape: tf.TensorShape
 
     def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
         """Yields the first row of each block, and its values."""
