@@ -74,7 +74,7 @@ def read_task(cluster: str | None, job_name: str | None,
     job_name = task.get("type") if job_name is None else job_name
     task_index = task.get("index") if task_index is None else task_index
     try:
-        processes.check_addresses(jobs)
+        jobs = processes.check_addresses(jobs)
     except ValueError as error:
         raise ValueError(
             "Flag `--cluster` (or TF_CONFIG) must be {job: [address, ...]}. "

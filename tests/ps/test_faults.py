@@ -130,7 +130,7 @@ def test_a_program_whose_step_is_late_ends_with_its_exit_code(
         # No fork: those end without the interpreter's shutdown.
         with open(log, "w") as file:
             program = subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.ps.late_exit_program",
+                [sys.executable, "-u", "-m", "tests.ps.no_answer_program",
                  str(tmp_path), option], cwd=ROOT, stdout=file, stderr=file,
                 env=cluster.environment("chief"))
         try:
@@ -197,7 +197,7 @@ def test_a_server_that_is_not_there_is_refused(tmp_path):
     with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
         cluster.wait_for("serves grpc", _START, "worker", 0)
         cluster.send("ps", 0)
-        cluster.train(module="tests.ps.connect_only")
+        cluster.train("--only-connect", module="tests.ps.no_answer_program")
         line = cluster.wait_for("no connection to", _START)
         assert f"ps 0 at {cluster.jobs['ps'][0]}" in line
         assert cluster.code(30) != 0
@@ -209,7 +209,7 @@ def test_a_server_that_is_stopped_is_refused_within_the_deadline(tmp_path):
         cluster.wait_for("serves grpc", _START, "ps", 0)
         cluster.wait_for("serves grpc", _START, "worker", 0)
         cluster.send("ps", 0, signal.SIGSTOP)
-        cluster.train(module="tests.ps.connect_only")
+        cluster.train("--only-connect", module="tests.ps.no_answer_program")
         line = cluster.wait_for("no answer from", _START)
         assert f"ps 0 at {cluster.jobs['ps'][0]}" in line
         assert "worker 0" not in line

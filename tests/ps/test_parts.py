@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import json
+import logging
+import pathlib
 import socket
 import threading
 import time
@@ -19,6 +21,7 @@ from tf_layoutmap.ps import (
     checkpoints,
     connection,
     durations,
+    messages,
     processes,
     restarts,
     waiting,
@@ -305,3 +308,114 @@ def test_a_run_needs_a_strategy_of_connect(changes, error, words, tmp_path):
     with pytest.raises(error, match=words):
         tlm.ps.Run(**{"step_fn": len, "dataset_fn": len,
                       "checkpoint_dir": tmp_path, "objects": {}, **changes})
+
+
+BAD_ID = "Feature 'a', sample 0: id 9 is outside table 'a' with 8 rows"
+# As a cluster raises it, where a server and a worker have met the error.
+LONG = f"""Graph execution error:
+
+2 root error(s) found.
+  (0) INVALID_ARGUMENT:   {BAD_ID}
+\t [[{{{{node LayoutMap>PlanStep}}}}]]
+Additional GRPC error information from remote target /job:worker/replica:0/\
+task:0 while calling /tensorflow.WorkerService/RecvTensor:
+:UNKNOWN:Error received from peer  {{grpc_status:3, grpc_message:"{BAD_ID}"}}
+\t [[LayoutMap>FoldGradients/_12]]
+  (1) INVALID_ARGUMENT:  {BAD_ID}
+0 successful operations.
+1 derived errors ignored. [Op:__inference_closure_165]"""
+
+
+@pytest.fixture
+def without_level(monkeypatch):
+    """Whoever runs the tests may have set TensorFlow's level of logging."""
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+
+
+@pytest.mark.parametrize("message, sentence", [
+    (LONG, BAD_ID),
+    (BAD_ID, BAD_ID),
+    (f"{BAD_ID} [Op:IteratorGetNext] name: ", BAD_ID),
+    (f"Graph execution error:\n\n{BAD_ID}\n\t [[{{node A}}]]", BAD_ID),
+    ("two\nlines [Op:A]", "two lines"),
+    ("CANCELLED\nAdditional GRPC error information from x:\n:UNKNOWN:no",
+     "CANCELLED"),
+    # Nothing but what is around a sentence: nothing is lost.
+    ("Graph execution error:", "Graph execution error:"),
+    ("", "")])
+def test_the_sentence_of_a_message(message, sentence):
+    assert messages.sentence_of(message) == sentence
+
+
+@pytest.mark.usefixtures("without_level")
+def test_an_error_keeps_its_class_and_says_its_sentence():
+    error = tf.errors.InvalidArgumentError(None, None, LONG)
+    found = messages.concise(error)
+    assert type(found) is tf.errors.InvalidArgumentError
+    assert found.message == BAD_ID
+    assert str(found) == BAD_ID
+
+
+def test_all_is_said_at_level_0(monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    error = tf.errors.InvalidArgumentError(None, None, LONG)
+    assert messages.concise(error) is error
+    record = logging.LogRecord("", logging.ERROR, "", 1, "Start cancelling "
+                               "closures due to error x: y", (), None)
+    assert messages.OneLinePerEvent().filter(record)
+
+
+def shown(monkeypatch, lines):
+    """What is logged of lines of TensorFlow's coordinator."""
+    found = []
+    monkeypatch.setattr(
+        messages.absl_logging, "warning",
+        lambda form, *values: found.append(form % values))
+    one = messages.OneLinePerEvent()
+    for line in lines:
+        record = logging.LogRecord("", logging.ERROR, "", 1, line, (), None)
+        if one.filter(record):
+            found.append(record.getMessage())
+    return found
+
+
+@pytest.mark.usefixtures("without_level")
+def test_each_event_is_one_line(monkeypatch):
+    where = "/job:worker/replica:0/task:1"
+    assert shown(monkeypatch, [
+        " /job:worker/task:0 encountered the following error when processing "
+        f"closure: InvalidArgumentError():{LONG}",
+        f"Start cancelling closures due to error InvalidArgumentError(): "
+        f"{LONG}",
+        f"Remote function on worker {where} failed with CancelledError():"
+        "CANCELLED\nThis derived error is ignored and not reported to users.",
+        f"Worker {where} failed with UnavailableError():recvmsg:Connection "
+        "reset by peer\nAdditional GRPC error information from remote",
+        "a line of another module"]) == [
+            f"A closure failed on /job:worker/task:0: {BAD_ID}",
+            f"Lost worker {where}, whose closures run again: "
+            "recvmsg:Connection reset by peer",
+            "a line of another module"]
+
+
+@pytest.mark.usefixtures("without_level")
+def test_a_line_that_comes_again_is_counted(monkeypatch):
+    line = (" /job:worker/task:0 encountered the following error when "
+            "processing closure: OutOfRangeError():End of sequence")
+    short = "A closure failed on /job:worker/task:0: End of sequence"
+    assert shown(monkeypatch, [line] * 120) == [
+        short, f"{short} (10 times)", f"{short} (100 times)"]
+
+
+def test_the_coordinator_of_tensorflow_logs_what_is_cut_down():
+    """Its messages are recognized by their words."""
+    names = tf.distribute.coordinator.ClusterCoordinator.__init__.__globals__
+    source = pathlib.Path(names["__file__"]).read_text(encoding="utf-8")
+    for words in ("encountered the following error when ",
+                  '"processing closure: %r:%s"',
+                  "Start cancelling closures due to error",
+                  '"Worker %s failed with %r:%s"',
+                  '"Remote function on worker %s failed with %r:%s',
+                  "This derived error is ignored",
+                  "It is treated as a transient"):
+        assert words in source

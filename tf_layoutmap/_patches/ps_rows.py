@@ -26,7 +26,7 @@ ROWS = [
     *(Patch(TF_KERAS_GROUP, "tf_keras:Model", verb, f"ps.fit.tf_keras:{verb}",
             "tf_keras ends an epoch when one worker's dataset ends.", TF_KERAS,
             "tests/ps/fit/test_fit.py") for verb in _VERBS),
-    *(Patch(EXIT_GROUP, owner, name, "ps.exits:remove_nothing",
+    *(Patch(EXIT_GROUP, owner, name, "ps.exits:remove",
             "A destructor waits for all servers and workers without a "
             "deadline, so that the process does not end while one is stopped.",
             TENSORFLOW, "tests/ps/test_faults.py")

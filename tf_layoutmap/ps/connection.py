@@ -126,7 +126,7 @@ def _read_config(tf_config: str | None) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"It must be JSON ({error}).") from None
     jobs = config.get("cluster") if isinstance(config, dict) else None
-    processes.check_addresses(jobs)
+    jobs = processes.check_addresses(jobs)
     if missing := [job for job in ("ps", "worker") if not jobs.get(job)]:
         raise ValueError(f"Missing: {missing}.")
     return config

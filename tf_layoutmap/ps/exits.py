@@ -13,7 +13,7 @@ from tf_layoutmap._patches import engine as patches
 # Seconds between the start of the interpreter's shutdown and its forced end.
 END_SECONDS = 20.0
 
-_is_prepared = False
+_has_left = False
 
 
 def leave_cluster() -> None:
@@ -25,16 +25,17 @@ def leave_cluster() -> None:
     from other processes. Should something else block the interpreter's
     shutdown, the process ends with exit code 1 after `END_SECONDS`.
     """
-    global _is_prepared
+    global _has_left
     patches.ensure("ps_exit")
-    if not _is_prepared:
-        _is_prepared = True
+    if not _has_left:
+        _has_left = True
         atexit.register(_limit_shutdown)
 
 
-def remove_nothing(original: Callable[..., None], *_: Any, **__: Any) -> None:
-    """Replaces what removes a function or a resource from other processes."""
-    del original
+def remove(original: Callable[..., None], *args: Any) -> None:
+    """Removes a function or a resource, unless the cluster does not answer."""
+    if not _has_left:
+        original(*args)
 
 
 def _limit_shutdown() -> None:

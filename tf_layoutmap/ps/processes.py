@@ -131,10 +131,11 @@ def wait_until_all_serve(
     return [fault for one in processes if (fault := faults[one])]
 
 
-def check_addresses(jobs: Any) -> None:
-    """Checks the addresses of a cluster, as they stand in TF_CONFIG.
+def check_addresses(jobs: Any) -> dict[str, list[str]]:
+    """Returns the addresses of a cluster, as they stand in TF_CONFIG.
 
     >>> check_addresses({"ps": ["a:1"], "worker": ["b:1"]})
+    {'ps': ['a:1'], 'worker': ['b:1']}
     >>> check_addresses({"ps": ["a:0"]})
     Traceback (most recent call last):
     ...
@@ -167,6 +168,7 @@ Received: 'a:0' of 'ps'.
                     f"{address!r} of {jobs_by_address[address.lower()]!r} and "
                     f"of {job!r}.")
             jobs_by_address[address.lower()] = job
+    return jobs
 
 
 def _is_address(address: Any) -> bool:

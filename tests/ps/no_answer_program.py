@@ -1,9 +1,10 @@
-"""A program that exits after a `StepDeadlineError`; test_faults.py starts it.
+"""A program whose cluster does not answer; test_faults.py starts it.
 
-    python -m tests.ps.late_exit_program FOLDER
+    python -m tests.ps.no_answer_program FOLDER [OPTION]
 
-Trains until a step is late, then exits with code 3. Waits for a file
-FOLDER/stopped first if it is started with `--before-first-step`.
+Trains until a step is late, then exits with code 3. With `--before-first-step`
+it waits for a file FOLDER/stopped first; with `--only-connect` it connects
+within a second, or fails.
 """
 
 import pathlib
@@ -18,6 +19,9 @@ from tests.ps.train import ROW, embedding
 
 def main():
     folder = pathlib.Path(sys.argv[1])
+    if "--only-connect" in sys.argv:
+        tlm.ps.connect(timeout_seconds=1)
+        return
     strategy = tlm.ps.connect(timeout_seconds=60)
     with strategy.scope():
         ours = embedding()
