@@ -314,6 +314,63 @@ wait_for_closure = _private(
     "distribute.coordinator.values", "RemoteValueImpl._wait_and_maybe_error")
 
 
+# A closure that a coordinator can cancel stops between two servers, and its
+# iterator is cancelled with it, for good. One that is a Python function is not
+# cancelled: `Cluster.schedule` takes it, the public method does not. Then it is
+# traced here, with the type of an iterator that workers have not made yet.
+_BEING_SCHEDULED, _CLUSTER = "_being_scheduled", "_cluster"
+_QUEUE, _QUEUE_ERROR = "closure_queue", "_error"
+_ITERATORS, _TYPE_SPEC, _DATASET_FUNCTION = (
+    "_values", "_type_spec", "_dataset_fn")
+_DTENSOR.check_method(
+    _private("distribute.coordinator.cluster_coordinator", "Cluster"),
+    "schedule", "function", "args", "kwargs")
+for _module, _method, _name in (
+        ("cluster_coordinator", "ClusterCoordinator.schedule",
+         _BEING_SCHEDULED),
+        ("cluster_coordinator", "ClusterCoordinator.schedule", _CLUSTER),
+        ("cluster_coordinator", "Cluster.schedule", _QUEUE),
+        ("cluster_coordinator", "_CoordinatedClosureQueue.mark_failed",
+         _QUEUE_ERROR),
+        ("values", "PerWorkerValues.__init__", _ITERATORS),
+        ("values", "RemoteValueImpl.__init__", _TYPE_SPEC),
+        ("values", "PerWorkerDatasetFromDatasetFunction.__init__",
+         _DATASET_FUNCTION)):
+    if _name not in _private(
+            f"distribute.coordinator.{_module}", _method).__code__.co_names:
+        raise _DTENSOR.refusal(f"where `{_method}` has no `{_name}`")
+
+
+def trace_for_workers(coordinator: Any, function: Any, iterator: Any,
+                      *specs: Any) -> Any:
+    """Returns a concrete function of what each worker has of an iterator."""
+    strategy = coordinator.strategy
+    with strategy.scope():
+        setattr(strategy.extended, _BEING_SCHEDULED, True)
+        try:
+            return function.get_concrete_function(
+                getattr(getattr(iterator, _ITERATORS)[0], _TYPE_SPEC), *specs)
+        finally:
+            setattr(strategy.extended, _BEING_SCHEDULED, False)
+
+
+def schedule_call(coordinator: Any, call: Any, args: tuple[Any, ...]) -> Any:
+    """Schedules a Python function on a worker, which is never cancelled."""
+    with coordinator.strategy.scope():
+        return getattr(coordinator, _CLUSTER).schedule(call, args, {})
+
+
+def has_failed_closure(coordinator: Any) -> bool:
+    """Returns whether a closure has failed that `join` will raise."""
+    queue = getattr(getattr(coordinator, _CLUSTER), _QUEUE)
+    return getattr(queue, _QUEUE_ERROR) is not None
+
+
+def dataset_function_of(dataset: Any) -> Any:
+    """Returns the traced function that makes the dataset of a worker."""
+    return getattr(dataset, _DATASET_FUNCTION)
+
+
 @contextlib.contextmanager
 def undivided_variables(strategy: Any) -> Iterator[None]:
     """Lets a parameter server strategy place variables as they are."""

@@ -12,7 +12,7 @@ import tf_layoutmap as tlm
 from tests.kernels import cases
 from tests.reference import host_engine, servers
 from tf_layoutmap import _ops
-from tf_layoutmap.embedding.servers.step_ops import APPLIED_SIZE
+from tf_layoutmap.embedding.servers import applied_closures
 
 InvalidArgument = tf.errors.InvalidArgumentError
 FailedPrecondition = tf.errors.FailedPreconditionError
@@ -99,7 +99,7 @@ class Cluster:
                 "shards": [tf.Variable(one.rows) for one in own],
                 "slots": [tf.Variable(slot) for one in own
                           for slot in one.slots],
-                "applied": tf.Variable(tf.zeros([APPLIED_SIZE], tf.int64))})
+                "applied": tf.Variable(tf.zeros([applied_closures.SIZE], tf.int64))})
 
     def describe(self, server) -> dict:
         return {"tables": [NAMES[t] for t in self.tables[server]],
@@ -271,7 +271,7 @@ def test_rows_of_16_bits_go_as_they_are_or_as_the_nearest_bfloat16():
         table = tf.Variable(tf.cast([[1 + 2**-7, 3 + 2**-9]], dtype))
         found = _ops.fetch_rows(
             shards=[table.handle], applied=tf.Variable(
-                tf.zeros([APPLIED_SIZE], tf.int64)).handle,
+                tf.zeros([applied_closures.SIZE], tf.int64)).handle,
             request=servers.fetch([[0]], "bfloat16"), tables=["ads"],
             dims=[2], dtypes=[dtype]).numpy()[8:].view(np.uint16)
         cases.same_bits(found, servers.on_wire(

@@ -96,6 +96,23 @@ def function_of_worker(
     return with_context
 
 
+def check_function_of_worker(traced: Any) -> None:
+    """Checks that workers can run what makes their datasets.
+
+    Args:
+      traced: The dataset function, as a concrete function.
+
+    Raises:
+      ValueError: It uses a dataset of this process.
+    """
+    if any(one.dtype == tf.variant for one in traced.inputs):
+        raise ValueError(
+            "Argument `dataset_fn` must not use a tf.data.Dataset that was "
+            "created outside of it: that one is in this process, where "
+            "workers cannot read it. Create all datasets inside of the "
+            "function. Received: a function that captures one.")
+
+
 def replace_fit() -> None:
     """Lets `fit` and `evaluate` of both Keras know what `Datasets` are.
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.step import autotuning
-from tf_layoutmap.ps import messages, waiting
-from tf_layoutmap.ps.closures import make_closure
+from tf_layoutmap.ps import datasets, messages, waiting
+from tf_layoutmap.ps.closures import InputCancelledError, StepClosure
 
 # Of a round: no more than a server's window.
 _MOST_CLOSURES = 512
 
-# Of a round: how many closures that failed run again.
-_MOST_FAILURES = 16
+# Of a round: how many closures may fail before it is given up.
+_MOST_FAILURES = 4
+
+# How often steps that only some servers have applied are tried again; and how
+# often of these with the batches that follow. After that, workers begin their
+# datasets again.
+_MOST_COMPLETIONS = 16
+_MOST_NEXT_BATCHES = 4
 
 # How TensorFlow says that a server is gone, or came back without its variables.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
@@ -53,7 +60,7 @@ class Rounds:
 
         Args:
           strategy: A ParameterServerStrategy.
-          body: What a closure does, as `make_closure` takes it.
+          body: What a closure does, as `StepClosure` takes it.
           dataset_fn: Makes the dataset of a worker.
           num_workers: Workers of the cluster.
           deadline: Seconds in which some closure must end.
@@ -61,21 +68,25 @@ class Rounds:
         """
         self._coordinator = (
             tf.distribute.coordinator.ClusterCoordinator(strategy))
-        self._closure = make_closure(body)
+        self._closure = StepClosure(self._coordinator, body)
         self._dataset_fn = dataset_fn
         self._dataset: Any = None
         self._iterator: Any = None
         self._deadline = deadline
         self._seconds = seconds
         self._size = 4 * num_workers
+        self._is_settled = True
 
     @property
     def dataset(self) -> Any:
         """The dataset of all workers; made when it is first asked for."""
         if self._dataset is None:
             # A worker that deletes an iterator answers nobody meanwhile.
-            self._dataset = self._coordinator.create_per_worker_dataset(
+            dataset = self._coordinator.create_per_worker_dataset(
                 lambda: autotuning.without_autotuning(self._dataset_fn()))
+            datasets.check_function_of_worker(
+                _tf_private.dataset_function_of(dataset))
+            self._dataset = dataset
         return self._dataset
 
     def start_over(self) -> None:
@@ -85,89 +96,189 @@ class Rounds:
     def run(self, most: int) -> Ended:
         """Runs closures until each counts, or too many have failed.
 
-        An error of one closure makes the coordinator cancel the others, which
-        may have reached some servers: they run again, under the same numbers.
-        So does the closure that failed, with another batch: under its number
-        a worker that died, or was cancelled, may have reached servers before.
+        After an error the coordinator schedules nothing more of what it has,
+        and the steps that workers have begun come to their end. Each server is
+        asked which closures it has applied, and raises an error for what comes
+        later of them. A closure that all servers have applied counts. Others
+        run again under their numbers, with another batch, until too many have
+        failed; then those are given up that no server has applied.
 
         Args:
           most: How many at most.
 
         Raises:
           LateError: No closure ended within the deadline.
-          tf.errors.OpError: One of `LOST`, or none of a closure.
+          RuntimeError: Some servers have applied a step that no worker could
+            complete; or an earlier call has raised.
+          tf.errors.OpError: One of `LOST`.
         """
-        if self._iterator is None:
-            self._iterator = iter(self.dataset)
+        self.check_settled()
+        self._prepare()
+        self._is_settled = False
+        ended = self._run(most)
+        self._is_settled = True
+        return ended
+
+    def check_settled(self) -> None:
+        """Checks that the tables hold the closures that count, and no others.
+
+        Raises:
+          RuntimeError: A call of `run` has not returned.
+        """
+        if not self._is_settled:
+            raise RuntimeError(
+                "Steps of this run were interrupted, and the tables may hold "
+                "some that do not count, or parts of steps: they must be "
+                "neither saved nor trained. Start the program again.")
+
+    def _run(self, most: int) -> Ended:
         count = min(self._size, most)
         began = time.monotonic()
         # Nothing is under way: what comes of an epoch before is a straggler.
         epoch = next(_epochs)
-        good: dict[int, Any] = {}
-        first_error: Exception | None = None
-        num_failures = 0
+        done: dict[int, Any] = {}
+        failures = _Failures()
         todo = list(range(count))
         while todo:
             futures, error = self._run_once(epoch, todo)
-            first_error = first_error or error
             errors = {number: waiting.error_of(futures[number])
                       for number in futures}
-            if error is not None and all(map(_is_cancelled, errors.values())):
-                raise error  # Nothing ended: it is none of a closure.
-            good.update((number, futures[number])
+            done.update((number, futures[number])
                         for number, own in errors.items() if own is None)
-            failed = [number for number, own in errors.items()
-                      if own is not None and not _is_cancelled(own)]
-            given_up = failed[max(0, _MOST_FAILURES - num_failures):]
-            num_failures += len(failed)
-            todo = [number for number in todo
-                    if number not in good and number not in given_up]
-        if first_error is not None:
-            return Ended(len(good), [], _explained(first_error))
+            if error is None:
+                break
+            failures.add(error, [one for one in errors.values() if one])
+            epoch, everywhere, somewhere = self._move_to_next_epoch(epoch)
+            # Their workers have not said what they returned.
+            done.update((number, None) for number in todo
+                        if number in everywhere and number not in done)
+            todo = [number for number in todo if number not in done]
+            if failures.are_too_many:
+                todo = [number for number in todo if number in somewhere]
+            if todo and failures.end_all:
+                raise RuntimeError(
+                    f"{len(todo)} steps were applied by some servers and not "
+                    "by others, and no worker could complete them: the tables "
+                    "must be neither saved nor trained. Start the program "
+                    "again. The last attempt failed by "
+                    f"{type(error).__name__}: {error}") from error
+            if todo and failures.need_new_iterators:
+                self.start_over()
+                self._prepare()
+        values = [done[number] for number in sorted(done)]
+        if len(done) < count or failures.of_batch is not None:
+            return Ended(len(done), [], _explained(
+                failures.of_batch or failures.last))
         self._adapt(count, time.monotonic() - began)
-        return Ended(count, [good[number] for number in range(count)], None)
+        return Ended(count, values, None)
 
     def fetch(self, future: Any) -> Any:
         """What a closure returned, as numpy; None if its worker has gone."""
+        if future is None:
+            return None
         try:
             return waiting.within(future.fetch, self._deadline)
         except (tf.errors.OpError, waiting.LateError):
             return None
 
+    def _prepare(self):
+        """Creates iterators and traces, where that is still to be done."""
+        if self._iterator is None:
+            self._iterator = iter(self.dataset)
+            self._closure.trace(self._iterator)
+
     def _run_once(
         self, epoch: int, numbers: list[int],
-    ) -> tuple[dict[int, Any], tf.errors.OpError | None]:
+    ) -> tuple[dict[int, Any], Exception | None]:
         """Schedules closures and waits; returns them, and what was raised."""
         futures: dict[int, Any] = {}
         try:
             for number in numbers:
-                futures[number] = self._coordinator.schedule(
-                    self._closure, args=(
-                        self._iterator,
-                        tf.constant([epoch, number], tf.int64)))
+                futures[number] = self._closure.schedule(
+                    self._iterator, epoch, number)
             waiting.within(self._coordinator.join, self._deadline,
                            list(futures.values()))
-        except LOST:
+        except (*LOST, waiting.LateError):
             raise
-        except tf.errors.OpError as error:
+        except Exception as error:
             # See `waiting.error_of`.
             return futures, error.with_traceback(None)
         return futures, None
+
+    def _move_to_next_epoch(
+        self, epoch: int,
+    ) -> tuple[int, set[int], set[int]]:
+        """Ends an epoch on all servers.
+
+        Returns:
+          The next epoch, and the numbers of the closures that all servers have
+          applied in the one that has ended, and those that some have.
+        """
+        next_epoch = next(_epochs)
+        applied = waiting.within(
+            lambda: self._closure.move_to_epoch(epoch, next_epoch),
+            self._deadline)
+        if not applied:
+            return next_epoch, set(), set()
+        return next_epoch, set.intersection(*applied), set.union(*applied)
 
     def _adapt(self, count: int, seconds: float):
         wanted = int(count / max(seconds, 1e-3) * self._seconds)
         self._size = max(1, min(2 * self._size, _MOST_CLOSURES, wanted))
 
 
-def _explained(error: tf.errors.OpError) -> Exception:
+class _Failures:
+    """What went wrong in a round so far, and what follows from it.
+
+    Attributes:
+      of_batch: The first error of a step or a dataset, or None.
+      last: The last error of any kind.
+    """
+
+    def __init__(self):
+        """Starts without failures."""
+        self.of_batch: Exception | None = None
+        self.last: Exception | None = None
+        self._num_closures = 0
+        self._num_rounds = 0
+
+    def add(self, error: Exception, errors: Sequence[Exception]) -> None:
+        """Adds what the coordinator raised, and the errors of closures."""
+        was_enough = self.are_too_many
+        failed = [one for one in errors
+                  if not isinstance(one, tf.errors.CancelledError)]
+        # An error of no closure, or of a dataset that has ended, comes again.
+        comes_again = not failed or isinstance(error, tf.errors.OutOfRangeError)
+        self._num_closures += _MOST_FAILURES + 1 if comes_again else len(failed)
+        self._num_rounds += was_enough
+        if self.of_batch is None and not isinstance(
+                error, InputCancelledError):
+            self.of_batch = error
+        self.last = error
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether only what some servers have applied runs again."""
+        return self._num_closures > _MOST_FAILURES
+
+    @property
+    def end_all(self) -> bool:
+        """Whether even that has failed too often."""
+        return self._num_rounds >= _MOST_COMPLETIONS
+
+    @property
+    def need_new_iterators(self) -> bool:
+        """Whether those there are have no more batches, or no good ones."""
+        return isinstance(self.last, InputCancelledError) or (
+            self._num_rounds >= _MOST_NEXT_BATCHES)
+
+
+def _explained(error: Exception | None) -> Exception | None:
     if not isinstance(error, tf.errors.OutOfRangeError):
-        return messages.concise(error)
+        return messages.concise(error) if isinstance(
+            error, tf.errors.OpError) else error
     explained = ValueError(
         "Argument `dataset_fn` must make a dataset without end; add "
         "`.repeat()`. Received: one that has ended.")
     explained.__cause__ = error
     return explained
-
-
-def _is_cancelled(error: Exception | None) -> bool:
-    return isinstance(error, tf.errors.CancelledError)

@@ -160,6 +160,9 @@ class Run:
           tf.errors.OpError: A step failed, as by a bad id. Its batch does not
             count, those around it do; `steps` may be called again, for so
             many more.
+          RuntimeError: Some servers have applied a step that no worker could
+            complete, or a call before was interrupted. This process cannot go
+            on: start it again.
           OSError: A checkpoint could not be written; the one before is
             intact.
         """
@@ -185,7 +188,10 @@ class Run:
 
         Raises:
           ServerLostError, StepDeadlineError, OSError: As of `steps`.
+          RuntimeError: A call of `steps` was interrupted, or could not
+            complete a step: the tables must not be saved.
         """
+        self._rounds.check_settled()
         self._guard.call(lambda: self._folder.save(
             self.num_done, lambda prefix: waiting.within(
                 lambda: self._checkpoint.write(prefix), self._deadline)))

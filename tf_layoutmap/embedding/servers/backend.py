@@ -153,7 +153,7 @@ class ServersBackend:
         self._started.apply(
             step.plan, step.fetched, flat,
             step_gradients.hyperparameters(self._spec.tables),
-            closures.token_to_apply())
+            closures.token_to_apply(self._started.applied_closures))
 
     def is_in_program(self) -> bool:
         """False: servers have none."""
@@ -194,7 +194,7 @@ class ServersBackend:
             lookup.plan, lookup.fetched,
             [one * factor for one in lookup.gradients],
             step_gradients.hyperparameters(self._spec.tables),
-            closures.token_to_apply())
+            closures.token_to_apply(self._started.applied_closures))
 
     def evict_keys(self, table: int, keys: tf.Tensor, *,
                    expired: bool) -> tf.Tensor:

@@ -11,6 +11,7 @@ import dataclasses
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap.embedding.servers.applied_closures import AppliedClosures
 
 # Of a step without a closure: epoch, number, attempt.
 _NONE = (0, -1, 0)
@@ -23,12 +24,13 @@ class Closure:
     Attributes:
       token: int64 `[3]`: epoch, number, and an attempt that no other run of
         the closure has.
-      num_applied: Calls of `apply_gradients` so far.
+      applied: What the servers of each embedding record that the closure has
+        applied gradients of; one for each call of `apply_gradients` so far.
       num_enqueued: Calls of `enqueue` for training so far.
     """
 
     token: tf.Tensor
-    num_applied: int = 0
+    applied: list[AppliedClosures] = dataclasses.field(default_factory=list)
     num_enqueued: int = 0
 
 
@@ -51,13 +53,16 @@ def begin(numbers: tf.Tensor) -> Closure:
     return closure
 
 
-def token_to_apply() -> tf.Tensor:
+def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
     """Returns the token of the closure around, of number -1 if there is none.
+
+    Args:
+      applied: What the servers of the embedding record.
     """
     closure = _closure_around()
     if closure is None:
         return tf.constant(_NONE, tf.int64)
-    closure.num_applied += 1
+    closure.applied.append(applied)
     return closure.token
 
 

@@ -8,6 +8,7 @@ keeps nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,10 @@ import tensorflow as tf
 
 from tf_layoutmap import _ops, _tf_private
 from tf_layoutmap.embedding.host import op_arguments
+from tf_layoutmap.embedding.servers import applied_closures
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.sharded.routing.shards import known_size
-
-# Of the variable `applied`: cc/core/servers/applied_closures.h.
-APPLIED_SIZE = 2054
 
 
 @dataclasses.dataclass
@@ -98,12 +97,20 @@ class StepOps:
         """Of the servers that have shards."""
         return [one.device for one in self.servers]
 
+    @functools.cached_property
+    def applied_closures(self) -> applied_closures.AppliedClosures:
+        """The records of the servers."""
+        return applied_closures.AppliedClosures(
+            [one.applied for one in self.servers],
+            [variable for one in self.servers
+             for variable in self._fetched_steps(one)])
+
     def _index_of(self, device: str) -> int:
         if device not in self.devices:
             with tf.device(device):
                 applied = _tf_private.ResourceVariable(
-                    tf.zeros([APPLIED_SIZE], tf.int64), trainable=False,
-                    name="closures_applied")
+                    tf.zeros([applied_closures.SIZE], tf.int64),
+                    trainable=False, name="closures_applied")
             self.servers.append(Server(device, applied))
         return self.devices.index(device)
 

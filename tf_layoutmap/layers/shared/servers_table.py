@@ -59,7 +59,8 @@ class ServersTable(HostTable):
             ids, tf.zeros([0], tf.int64), tf.size(ids, tf.int64),
             tf.zeros([0]))])
         self._ops.apply(plan, self._ops.fetch(requests), [gradients],
-                        [hyperparameters], closures.token_to_apply())
+                        [hyperparameters],
+                        closures.token_to_apply(self._ops.applied_closures))
 
     def _make_ops(self, slots: Sequence[ShardedVariable]) -> step_ops.StepOps:
         table = self._variable

@@ -1,0 +1,124 @@
+"""What servers have applied, and how it moves to the next epoch."""
+
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.embedding.servers import key_cases, local
+from tests.embedding.servers.test_key_steps import closure_of
+from tf_layoutmap.embedding.servers import closures
+
+tpu = tf.tpu.experimental.embedding
+NUM_ROWS = 8
+
+
+class Program:
+    """One table on two servers, and a step on its first and its last row."""
+
+    def __init__(self):
+        with local.servers(2):
+            self.embedding = tlm.TPUEmbedding(
+                tpu.FeatureConfig(tpu.TableConfig(
+                    NUM_ROWS, 4, initializer=tf.zeros_initializer(),
+                    name="table")), tpu.SGD(1.0))
+        self.embedding.build()
+        self.servers = self.embedding._state.backend._ops.servers
+        self.applied = self.embedding._state.backend._ops.applied_closures
+
+        @tf.function
+        def closure(numbers):
+            closures.begin(numbers)
+            self.embedding.enqueue(tf.constant([0, NUM_ROWS - 1]))
+            self.embedding.apply_gradients(
+                tf.ones_like(self.embedding.dequeue()))
+
+        self.closure = closure
+
+    def run(self, epoch, number):
+        self.closure(tf.constant([epoch, number], tf.int64))
+
+    def run_on_first_server(self, epoch, number):
+        """As a worker that has died before it reached the second one."""
+        variables = [self.servers[1].applied, *self.servers[1].shards]
+        before = [one.numpy() for one in variables]
+        self.run(epoch, number)
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+
+    def rows(self):
+        table, = self.embedding.embedding_tables.values()
+        return [-float(table.numpy()[row][0]) for row in (0, NUM_ROWS - 1)]
+
+
+@pytest.fixture
+def program():
+    return Program()
+
+
+def test_each_server_says_what_it_has_applied(program):
+    program.run(1, 0)
+    program.run(1, 2)
+    program.run_on_first_server(1, 1)
+    assert program.rows() == [3, 2]
+    assert program.applied.move_to_epoch(1, 2) == [{0, 1, 2}, {0, 2}]
+
+
+def test_what_is_missing_on_a_server_is_applied_in_the_next_epoch(program):
+    program.run(1, 0)
+    program.run_on_first_server(1, 1)
+    program.applied.move_to_epoch(1, 2)
+    for number in (0, 1, 1):
+        program.run(2, number)
+    assert program.rows() == [2, 2]
+    assert program.applied.move_to_epoch(2, 3) == [{0, 1}] * 2
+
+
+def test_a_closure_that_comes_late_is_refused(program):
+    program.run(1, 0)
+    program.applied.move_to_epoch(1, 2)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="given up"):
+        program.run(1, 1)
+    assert program.rows() == [1, 1]
+
+
+def test_what_was_applied_before_the_epoch_is_none_of_it(program):
+    program.run(1, 0)
+    program.run_on_first_server(3, 1)
+    assert program.applied.move_to_epoch(3, 4) == [{1}, set()]
+    for number in (0, 1):
+        program.run(4, number)
+    assert program.rows() == [3, 3]
+
+
+def test_one_that_is_applied_while_the_epoch_ends_is_found(
+        program, monkeypatch):
+    """Between the read and the write of the second server."""
+    program.run(1, 0)
+    applied = program.servers[1].applied
+    read = applied.numpy
+    calls = []
+
+    def read_and_let_one_in():
+        value = read()
+        if not calls:
+            program.run(3, 0)
+        calls.append(value)
+        return value
+
+    monkeypatch.setattr(applied, "numpy", read_and_let_one_in)
+    monkeypatch.setattr(program.applied, "_applied", [applied])
+    assert program.applied.move_to_epoch(3, 4) == [{0}]
+
+
+def test_a_step_whose_keys_were_sent_is_awaited_in_the_next_epoch():
+    """Its keys count once, as where it comes again in the same epoch."""
+    with local.servers(2):
+        ours = key_cases.embedding({"evict": "lru"})
+    host = key_cases.embedding({"evict": "lru"})
+    run = closure_of(ours)
+    run(0, 0, dies=True)
+    assert ours._state.backend._ops.applied_closures.move_to_epoch(1, 2) == [
+        set(), set()]
+    run(0, 0, epoch=2)
+    key_cases.train(host, 0)
+    assert key_cases.differences(ours, host) == []

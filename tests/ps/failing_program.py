@@ -1,0 +1,94 @@
+"""Rounds that keep failing in one worker; test_failing_rounds.py starts it.
+
+    python -m tests.ps.failing_program FOLDER [OPTIONS AS JSON]
+
+A table of which each server has one half, and steps that give its first and
+its last row the gradient 1. In each of several runs the batches of the second
+worker end, or have bad ids from some number on. Prints a line of JSON: of each
+run `num_done`, both rows, and both rows of the newest checkpoint.
+"""
+
+import json
+import os
+import pathlib
+import random
+import sys
+
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+
+tpu = tf.tpu.experimental.embedding
+NUM_ROWS = 8
+NUM_CALLS, NUM_STEPS = 4, 60
+
+
+def embedding():
+    return tlm.TPUEmbedding(
+        tpu.FeatureConfig(tpu.TableConfig(
+            NUM_ROWS, 4, initializer=tf.zeros_initializer(), name="table")),
+        tpu.SGD(1.0), partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+
+
+def both_rows(one):
+    table, = one.embedding_tables.values()
+    return [-table.numpy()[row][0] for row in (0, NUM_ROWS - 1)]
+
+
+def run_once(strategy, folder, num_good, ends):
+    with strategy.scope():
+        ours = embedding()
+
+    def batch(number):
+        last = tf.where(number < num_good, NUM_ROWS - 1, NUM_ROWS)
+        return tf.stack([tf.constant(0), last])
+
+    def dataset_fn(context):
+        is_second = context.input_pipeline_id == 1
+        if ends:
+            return tf.data.Dataset.range(tf.where(
+                is_second, tf.constant(num_good, tf.int64), 10**9)).map(
+                    lambda _: tf.constant([0, NUM_ROWS - 1]))
+        return tf.data.Dataset.range(10**9).map(
+            lambda number: batch(tf.where(is_second, number, 0)))
+
+    def step(ids):
+        ours.enqueue(ids)
+        ours.apply_gradients(tf.ones_like(ours.dequeue()))
+
+    run = tlm.ps.Run(strategy, step, dataset_fn, folder,
+                     objects={"embedding": ours})
+    num_errors = 0
+    for _ in range(NUM_CALLS):
+        try:
+            run.steps(NUM_STEPS)
+        except (ValueError, tf.errors.InvalidArgumentError):
+            num_errors += 1
+    rows = both_rows(ours)
+    run.save()
+    with strategy.scope():
+        again = embedding()
+    read = tlm.ps.Run(strategy, step, dataset_fn, folder,
+                      objects={"embedding": again})
+    return {"num_done": run.num_done, "rows": rows, "num_errors": num_errors,
+            "num_saved": read.num_done, "saved_rows": both_rows(again)}
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    num_runs = json.loads(sys.argv[2])["num_runs"]
+    strategy = tlm.ps.connect(timeout_seconds=60)
+    dice = random.Random(3)
+    found = []
+    for number in range(num_runs):
+        found.append(run_once(
+            strategy, folder / f"run_{number}", dice.randrange(1, 60),
+            ends=number % 2 == 0))
+        print(f"RUN {number} {found[-1]}", flush=True)
+    print("FOUND " + json.dumps(
+        found, default=float), flush=True)
+    os._exit(0)  # Coordinators do not end while their workers live.
+
+
+if __name__ == "__main__":
+    main()

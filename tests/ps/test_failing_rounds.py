@@ -1,0 +1,27 @@
+"""Rounds that keep failing in one worker, over real processes."""
+
+import json
+
+import pytest
+
+from tests.ps.cluster import Cluster
+
+pytestmark = pytest.mark.slow  # Processes that start TensorFlow, and 20 runs.
+
+_RUNS = 20
+
+
+def test_what_a_run_counts_is_in_the_tables_however_often_rounds_fail(
+        tmp_path):
+    with Cluster(tmp_path) as cluster:
+        cluster.train(json.dumps({"num_runs": _RUNS}),
+                      module="tests.ps.failing_program")
+        line = cluster.wait_for("FOUND ", 600)
+    found = json.loads(line.partition("FOUND ")[2])
+    assert len(found) == _RUNS
+    for one in found:
+        assert one["rows"] == [one["num_done"]] * 2, one
+        assert one["saved_rows"] == [one["num_saved"]] * 2, one
+        assert one["num_saved"] == one["num_done"], one
+    # The second worker's batches did end, or get bad.
+    assert all(one["num_errors"] for one in found)
