@@ -4,7 +4,8 @@
 
 A table of which each server has one half, and steps that give its first and
 its last row the gradient 1. In each of several runs the batches of the second
-worker end, or have bad ids from some number on. Prints a line of JSON: of each
+worker end, or have bad ids from some number on; or one of them has, and
+workers wait for each batch. Prints a line of JSON: of each
 run `num_done`, both rows, and both rows of the newest checkpoint.
 """
 
@@ -35,7 +36,17 @@ def both_rows(one):
     return [-table.numpy()[row][0] for row in (0, NUM_ROWS - 1)]
 
 
-def run_once(strategy, folder, num_good, ends):
+def sleeping(dataset, microseconds):
+    """As an input pipeline that takes some time for a batch."""
+    return tf.data.experimental.from_variant(
+        tf.raw_ops.SleepDataset(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            sleep_microseconds=tf.constant(microseconds, tf.int64),
+            output_types=[tf.int32], output_shapes=[[2]]),
+        dataset.element_spec)
+
+
+def run_once(strategy, folder, num_good, kind):
     with strategy.scope():
         ours = embedding()
 
@@ -45,12 +56,18 @@ def run_once(strategy, folder, num_good, ends):
 
     def dataset_fn(context):
         is_second = context.input_pipeline_id == 1
-        if ends:
+        if kind == "ends":
             return tf.data.Dataset.range(tf.where(
                 is_second, tf.constant(num_good, tf.int64), 10**9)).map(
                     lambda _: tf.constant([0, NUM_ROWS - 1]))
-        return tf.data.Dataset.range(10**9).map(
+        bad = tf.data.Dataset.range(10**9).map(
             lambda number: batch(tf.where(is_second, number, 0)))
+        if kind == "is bad":
+            return bad
+        good = bad.take(1).repeat()
+        return sleeping(
+            good.take(num_good // 2).concatenate(
+                bad.skip(num_good).take(1)).concatenate(good), 5_000)
 
     def step(ids):
         ours.enqueue(ids)
@@ -83,7 +100,7 @@ def main():
     for number in range(num_runs):
         found.append(run_once(
             strategy, folder / f"run_{number}", dice.randrange(1, 60),
-            ends=number % 2 == 0))
+            ("ends", "is bad", "ends", "has one bad")[number % 4]))
         print(f"RUN {number} {found[-1]}", flush=True)
     print("FOUND " + json.dumps(
         found, default=float), flush=True)

@@ -18,6 +18,7 @@ from tests.ps.train import RATE, ROW, embedding, rows
 from tf_layoutmap.ps import closures
 
 # What it is given; a test run that collects this file gives none.
+tpu = tf.tpu.experimental.embedding
 FOLDER = pathlib.Path(sys.argv[-1])
 
 
@@ -139,6 +140,111 @@ def another_embedding(strategy):
     run(strategy, one, "other", objects={"embedding": one, "other": other})
 
 
+def run_of_two(strategy, folder, value, **options):
+    one = made(strategy)
+    with strategy.scope():
+        dense = tf.Variable(value)
+    objects = {"embedding": one, "dense": dense}
+    return one, dense, run(strategy, one, folder, objects=objects, **options)
+
+
+def a_variable_of_another_shape(strategy):
+    _, _, first = run_of_two(strategy, "shape", 5.0)
+    first.steps(1)
+    one = made(strategy)
+    with strategy.scope():
+        other = tf.Variable([1.0, 2.0])
+    try:
+        run(strategy, one, "shape",
+            objects={"embedding": one, "dense": other})
+    except ValueError as error:
+        return [str(error), other.numpy().tolist(), right(one, 0)]
+    return None
+
+
+def an_object_less(strategy):
+    _, _, first = run_of_two(strategy, "less", 5.0)
+    first.steps(1)
+    one = made(strategy)
+    try:
+        run(strategy, one, "less")
+    except ValueError as error:
+        message = str(error)
+    second = run(strategy, one, "less", allow_missing=["dense"])
+    return [message, second.num_done, right(one, 1)]
+
+
+def keys_and_halves_are_restored(strategy):
+    """Their shards are several variables, and one of the checkpoint."""
+    def keyed():
+        with strategy.scope():
+            return tlm.TPUEmbedding(
+                tpu.FeatureConfig(tpu.TableConfig(64, 4, name="t")),
+                tpu.Adagrad(0.5), vocabularies={"t": tlm.OpenVocabulary(
+                    64, admission="count", min_count=2)},
+                table_dtypes={"t": "bfloat16"},
+                partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+
+    def step_on(one):
+        def step(ids):
+            one.enqueue(ids)
+            one.apply_gradients(tf.ones_like(one.dequeue()))
+        return step
+
+    one, other = keyed(), keyed()
+    run(strategy, one, "keyed", step_on(one)).steps(5)
+    again = run(strategy, other, "keyed", step_on(other))
+    return [again.num_done, other.vocabularies["t"].keys().numpy().tolist()]
+
+
+def what_changes_between_steps_is_saved(strategy):
+    one, dense, first = run_of_two(strategy, "between", 5.0)
+    first.steps(1)
+    dense.assign(7.0)
+    first.save()
+    again, found, second = run_of_two(strategy, "between", 0.0)
+    return [second.num_done, float(found.numpy()), right(again, 1)]
+
+
+def no_batch_no_step(strategy):
+    """The step has operations that do not use its batch."""
+    with strategy.scope():
+        count = tf.Variable(0)
+        nested = tf.Variable(0)
+
+    @tf.function
+    def add():
+        nested.assign_add(1)
+
+    def step(ids):
+        count.assign_add(1)
+        add()
+
+    ours = run(strategy, None, "nothing", step, lambda: endless().take(3),
+               objects={"count": count})
+    errors = []
+    for _ in range(3):
+        try:
+            ours.steps(9)
+        except ValueError as error:
+            errors.append(str(error))
+    return [ours.num_done, int(count.numpy()), int(nested.numpy()), errors]
+
+
+def a_dataset_of_elsewhere(strategy):
+    outside = endless()
+    errors = []
+    for dataset_fn in (lambda: outside, lambda: tf.data.Dataset.range(9).map(
+            lambda _: 0).concatenate(outside.map(lambda ids: ids[0]))):
+        one = made(strategy)
+        try:
+            run(strategy, one, "elsewhere", dataset_fn=dataset_fn).steps(1)
+        except ValueError as error:
+            errors.append(str(error))
+    run(strategy, one, "elsewhere").steps(3)
+    return [errors, right(one, 3)]
+
+
 def folder_that_is_a_file(strategy):
     (FOLDER / "file").touch()
     run(strategy, None, "file")
@@ -154,7 +260,10 @@ CASES = {
         calls_add_up, a_step_that_is_a_tf_function,
         a_function_that_was_traced_before, some_steps_apply_nothing,
         a_step_that_forgets_its_gradients, a_dataset_that_ends,
-        a_dataset_of_a_worker, another_embedding, folder_that_is_a_file]},
+        a_dataset_of_a_worker, another_embedding, folder_that_is_a_file,
+        a_variable_of_another_shape, an_object_less,
+        keys_and_halves_are_restored, what_changes_between_steps_is_saved,
+        no_batch_no_step, a_dataset_of_elsewhere]},
     "no_objects": refusal(objects={}),
     "no_function": refusal(step=3),
     "no_such_answer": refusal(on_server_loss="wait"),
@@ -162,6 +271,7 @@ CASES = {
     "no_time_to_connect": lambda strategy: tlm.ps.connect(
         timeout_seconds="a"),
     "nothing_kept": refusal(max_to_keep=0),
+    "a_name": refusal(allow_missing="dense"),
     "fewer_steps": lambda strategy: run(
         strategy, made(strategy), "fewer").steps(-1),
 }

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import json
 import logging
 import pathlib
@@ -266,11 +267,114 @@ def test_one_that_was_being_written_is_never_chosen(tmp_path):
     assert ".being-written-closure-7" not in again.names()
 
 
-def test_a_checkpoint_of_the_same_closures_stays(tmp_path):
+def test_a_checkpoint_of_as_many_closures_is_replaced(tmp_path):
+    """A program changes variables between closures, too."""
     made = Folder(tmp_path)
     made.save(1)
-    made.save(1)
-    assert made.names() == ["closure-1"]
+    for text in ("changed", "again"):
+        made.folder.save(2, lambda prefix, text=text: pathlib.Path(
+            prefix).write_text(text))
+    assert made.names() == ["closure-1", "closure-2.1"]
+    prefix, num_done = made.folder.newest()
+    assert num_done == 2
+    assert pathlib.Path(prefix).read_text() == "again"
+
+
+def test_one_that_replaces_another_and_fails_leaves_that(tmp_path):
+    made = Folder(tmp_path)
+    made.save(2)
+
+    def fail(prefix):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        made.folder.save(2, fail)
+    assert made.names() == ["closure-2"]
+    assert pathlib.Path(made.folder.newest().prefix).read_text() == "2"
+
+
+def test_the_newest_of_as_many_closures_is_chosen(tmp_path):
+    """The program ended before the others were removed."""
+    made = Folder(tmp_path)
+    for name in ("closure-2", "closure-2.9", "closure-2.10", "closure-1.20"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+        (tmp_path / name / "variables").write_text(name)
+    prefix, num_done = made.folder.newest()
+    assert num_done == 2
+    assert pathlib.Path(prefix).read_text() == "closure-2.10"
+    made.save(3)
+    assert made.names() == ["closure-2.10", "closure-3"]
+
+
+def test_what_was_being_removed_is_removed(tmp_path):
+    (tmp_path / ".being-removed-closure-1").mkdir(parents=True)
+    assert Folder(tmp_path).names() == []
+
+
+class TestCheckObjects:
+    """Objects that a checkpoint was not written of."""
+
+    @pytest.fixture
+    def prefix(self, tmp_path):
+        return tf.train.Checkpoint(
+            dense=tf.Variable(5.0), pair=[tf.Variable([1.0, 2.0])],
+            more={"x": tf.Variable(1)}).write(str(tmp_path / "variables"))
+
+    @staticmethod
+    def objects(**changes):
+        made = {"dense": tf.Variable(0.0), "pair": [tf.Variable([0.0, 0.0])],
+                "more": {"x": tf.Variable(0)}, **changes}
+        return tf.train.Checkpoint(**{
+            name: one for name, one in made.items() if one is not None})
+
+    @pytest.mark.parametrize("changes, words", [
+        ({"dense": tf.Variable([1.0, 2.0])},
+         r"'dense' has shape \[2\], and \[\] in the checkpoint"),
+        ({"pair": [tf.Variable(0.0)]},
+         r"'pair/0' has shape \[\], and \[2\] in the checkpoint"),
+        ({"dense": None}, r"they lack \['dense'\]"),
+        ({"pair": []}, r"they lack \['pair'\], or a part of it"),
+        ({"more": {}}, r"`allow_missing=\['more'\]`"),
+        ({"new": tf.Variable(0)}, r"the checkpoint lacks \['new'\]")])
+    def test_are_refused_by_name(self, prefix, changes, words):
+        with pytest.raises(ValueError, match=words) as raised:
+            checkpoints.check_objects(prefix, self.objects(**changes), False)
+        assert repr(prefix) in str(raised.value)
+
+    @pytest.mark.parametrize("allowed", [True, ["more", "dense", "none"]])
+    def test_may_lack_what_is_allowed(self, prefix, allowed):
+        checkpoints.check_objects(
+            prefix, self.objects(dense=None, more={}), allowed)
+        with pytest.raises(ValueError, match="has shape"):
+            checkpoints.check_objects(
+                prefix, self.objects(pair=[tf.Variable(0)]), allowed)
+
+    def test_and_nothing_else(self, prefix):
+        with pytest.raises(ValueError, match=r"they lack \['dense'\]"):
+            checkpoints.check_objects(
+                prefix, self.objects(dense=None, more={}), ["more"])
+
+    @pytest.mark.parametrize("keras_version", ["keras", "tf_keras"])
+    def test_are_taken_if_they_are_built_later(self, tmp_path, keras_version):
+        keras = importlib.import_module(keras_version)
+
+        def made():
+            layer = keras.layers.Dense(2)
+            return layer, keras.optimizers.Adam(0.5)
+
+        layer, optimizer = made()
+        layer.build([None, 3])
+        optimizer.build(layer.trainable_variables)
+        prefix = tf.train.Checkpoint(layer=layer, optimizer=optimizer).write(
+            str(tmp_path / "variables"))
+        for build in (False, True):
+            layer, optimizer = made()
+            if build:
+                layer.build([None, 3])
+                optimizer.build(layer.trainable_variables)
+            checkpoints.check_objects(prefix, tf.train.Checkpoint(
+                layer=layer, optimizer=optimizer), False)
 
 
 def test_waiting_returns_and_raises_what_the_call_does():

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.ps.cluster import Cluster
+from tests.ps.train import ROW
 
 pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
 
@@ -48,6 +49,45 @@ def test_closures_may_apply_nothing(found):
     assert found["some_steps_apply_nothing"] is True
 
 
+def test_a_variable_of_another_shape_is_refused_before_anything_is_read(
+        found):
+    message, value, is_untouched = found["a_variable_of_another_shape"]
+    assert "'dense' has shape [2], and [] in the checkpoint" in message
+    assert value == [1.0, 2.0]
+    assert is_untouched
+
+
+def test_a_checkpoint_loses_nothing_unless_it_may(found):
+    message, num_done, is_right = found["an_object_less"]
+    assert "they lack ['dense']" in message
+    assert "allow_missing=['dense']" in message
+    assert num_done == 1
+    assert is_right
+
+
+def test_keys_and_16_bit_rows_are_restored(found):
+    assert found["keys_and_halves_are_restored"] == [5, [ROW]]
+
+
+def test_what_changes_between_steps_is_saved(found):
+    assert found["what_changes_between_steps_is_saved"] == [1, 7.0, True]
+
+
+def test_a_step_without_a_batch_does_nothing(found):
+    num_done, count, nested, errors = found["no_batch_no_step"]
+    assert num_done == count == nested == 3
+    assert len(errors) == 3
+    assert all("a dataset without end" in one for one in errors)
+
+
+def test_a_dataset_of_elsewhere_is_refused_and_a_run_after_it_works(found):
+    errors, is_right = found["a_dataset_of_elsewhere"]
+    assert len(errors) == 2
+    assert all("must not use a tf.data.Dataset that was created outside"
+               in one for one in errors)
+    assert is_right
+
+
 @pytest.mark.parametrize("case, words", [
     ("a_function_that_was_traced_before", "a trace from elsewhere"),
     ("a_dataset_that_ends", "`dataset_fn` must make a dataset without end"),
@@ -59,6 +99,7 @@ def test_closures_may_apply_nothing(found):
     ("no_time", "`save_every` must be like"),
     ("no_time_to_connect", "`timeout_seconds` must be like"),
     ("nothing_kept", "`max_to_keep` must be at least 1"),
+    ("a_name", "`allow_missing` must be a bool or a list of names"),
     ("fewer_steps", "`count` must be at least 0")])
 def test_what_cannot_be_is_refused(found, case, words):
     assert words in found[case]

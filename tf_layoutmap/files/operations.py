@@ -21,6 +21,11 @@ _ERROR_NUMBERS = {
 }
 
 
+def error_number(error: tf.errors.OpError) -> int:
+    """Returns the `errno` of TensorFlow's error about a file."""
+    return _ERROR_NUMBERS.get(type(error), errno.EIO)
+
+
 @contextlib.contextmanager
 def os_errors(path: str) -> Iterator[None]:
     """Raises TensorFlow's errors about files as `OSError`.
@@ -32,9 +37,7 @@ def os_errors(path: str) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         message = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
-        raise OSError(
-            _ERROR_NUMBERS.get(type(error), errno.EIO), message, path
-        ) from None
+        raise OSError(error_number(error), message, path) from None
 
 
 def make_parent(path: str) -> None:

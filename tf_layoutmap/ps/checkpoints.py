@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
+from tf_layoutmap.files import operations
 from tf_layoutmap.ps import messages
+from tf_layoutmap.vocabulary import object_graph
 
-_NAME = re.compile(r"closure-(\d+)")
+# The number of closures; and if it was saved again after as many, how often.
+_NAME = re.compile(r"closure-(\d+)(?:\.(\d+))?")
 _ASIDE = ".being-written"
+_REMOVED = ".being-removed"
 _STATE = "run.json"
 _PREFIX = "variables"
-# What TensorFlow makes of errors of the file system.
-_ERRNOS = {
-    tf.errors.ResourceExhaustedError: errno.ENOSPC,
-    tf.errors.PermissionDeniedError: errno.EACCES,
-    tf.errors.NotFoundError: errno.ENOENT,
-}
+# What `tf.train.Checkpoint.save` adds to the objects.
+_COUNTER = "save_counter"
 
 
 class Saved(NamedTuple):
@@ -58,11 +58,16 @@ class CheckpointFolder:
         found = self._all()
         if not found:
             return None
-        num_done, path = found[-1]
+        num_done, _, path = found[-1]
         return Saved(str(path / _PREFIX), num_done)
 
     def save(self, num_done: int, write: Callable[[str], object]):
         """Writes a checkpoint; until it is complete it has no name.
+
+        One of the same number of closures is replaced, as programs change
+        variables between closures, too: a folder cannot be replaced in one
+        operation, so the new one has another name, and the old one is removed
+        after that.
 
         Args:
           num_done: Closures whose updates it holds.
@@ -73,34 +78,53 @@ class CheckpointFolder:
             are as they were.
           tf.errors.UnavailableError, tf.errors.AbortedError: A server is lost.
         """
-        name = f"closure-{num_done}"
+        name = self._next_name(num_done)
         aside = self._folder / f"{_ASIDE}-{name}"
         try:
             aside.mkdir()
             _call_write(write, str(aside / _PREFIX))
             (aside / _STATE).write_text(json.dumps({"num_done": num_done}))
-            final = self._folder / name
-            if final.exists():  # Of the same closures: it holds the same.
-                shutil.rmtree(aside)
-            else:
-                aside.rename(final)
+            # A crash of the machine must not leave a name without its files.
+            operations.sync_tree(str(aside))
+            aside.rename(self._folder / name)
+            operations.sync(str(self._folder))
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        for _, path in self._all()[:-self._max_to_keep]:
-            shutil.rmtree(path, ignore_errors=True)
+        newest = {number: path for number, _, path in self._all()}
+        kept = list(newest.values())[-self._max_to_keep:]
+        for _, _, path in self._all():
+            if path not in kept:
+                self._remove(path)
 
-    def _all(self) -> list[tuple[int, pathlib.Path]]:
+    def _next_name(self, num_done: int) -> str:
+        revisions = [revision for number, revision, _ in self._all()
+                     if number == num_done]
+        return f"closure-{num_done}" + (
+            f".{revisions[-1] + 1}" if revisions else "")
+
+    def _all(self) -> list[tuple[int, int, pathlib.Path]]:
+        """The complete checkpoints, the newest last."""
         found = []
         for path in self._folder.iterdir():
             match = _NAME.fullmatch(path.name)
             if match and (path / _STATE).exists():
-                found.append((int(match[1]), path))
+                found.append((int(match[1]), int(match[2] or 0), path))
         return sorted(found)
 
+    def _remove(self, path: pathlib.Path):
+        """Removes a checkpoint, which never has its name without its files."""
+        aside = self._folder / f"{_REMOVED}-{path.name}"
+        try:
+            path.rename(aside)
+        except OSError:
+            return  # It stays; there is room for it, or the next write fails.
+        shutil.rmtree(aside, ignore_errors=True)
+
     def _remove_unfinished(self):
-        for path in self._folder.glob(f"{_ASIDE}-*"):
-            shutil.rmtree(path, ignore_errors=True)
+        for pattern in (_ASIDE, _REMOVED):
+            for path in self._folder.glob(f"{pattern}-*"):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _call_write(write: Callable[[str], object], prefix: str) -> None:
@@ -114,7 +138,108 @@ def _call_write(write: Callable[[str], object], prefix: str) -> None:
     except (tf.errors.UnavailableError, tf.errors.AbortedError):
         raise  # Not about files: a server is lost.
     except tf.errors.OpError as error:
-        number = _ERRNOS.get(type(error), errno.EIO)
         raise OSError(
-            number, "A server cannot write its part of the checkpoint "
+            operations.error_number(error), "A server cannot write its part of the checkpoint "
             f"({messages.sentence_of(error.message)})", prefix) from error
+
+
+def check_objects(
+    prefix: str, objects: Any, allow_missing: bool | Collection[str],
+) -> None:
+    """Checks that objects can take all that a checkpoint holds, and no less.
+
+    Nothing is read into them. Variables that layers and optimizers create
+    later, when they are built, are not checked.
+
+    Args:
+      prefix: Of the checkpoint.
+      objects: A `tf.train.Checkpoint` of what is to be restored.
+      allow_missing: Names of what the checkpoint may hold and `objects` may
+        lack; True for all.
+
+    Raises:
+      ValueError: A variable has another shape than in the checkpoint; or
+        either side has what the other lacks.
+    """
+    reader = tf.train.load_checkpoint(prefix)
+    shapes = reader.get_variable_to_shape_map()
+    nodes = object_graph.read(reader.get_tensor(object_graph.KEY)).nodes
+    matched, wrong = _match(nodes, objects, shapes)
+    names = {child.local_name: child.node_id for child in nodes[0].children
+             if child.local_name != _COUNTER}
+    problems = [f"{name} has shape {list(shape)}, and {shapes[key]} in the "
+                "checkpoint" for name, key, shape in wrong]
+    lost = sorted({
+        name for name, node_id in names.items()
+        if not (allow_missing if isinstance(allow_missing, bool)
+                else name in allow_missing)
+        for found in _below(nodes, node_id) if found not in matched
+        for _ in nodes[found].attributes})
+    if lost:
+        problems.append(
+            f"they lack {lost}, or a part of it, which the next checkpoint "
+            "would not have any more; pass what is missing, or name it in "
+            f"`allow_missing={lost}`")
+    added = sorted(set(tf.train.TrackableView.children(objects))
+                   - {*names, _COUNTER})
+    if added:
+        problems.append(f"the checkpoint lacks {added}")
+    if problems:
+        raise ValueError(
+            "Argument `objects` must be what the newest checkpoint was "
+            f"written of, {prefix!r}. Received: objects where "
+            f"{'; '.join(problems)}.")
+
+
+def _match(
+    nodes: Any, root: Any, shapes: Mapping[str, Sequence[int]],
+) -> tuple[set[int], list[tuple[str, str, list[int]]]]:
+    """Returns the nodes that objects take, and variables of another shape."""
+    matched: set[int] = set()
+    later: set[int] = set()
+    wrong = []
+    todo = [("", 0, root)]
+    while todo:
+        path, node_id, found = todo.pop()
+        if node_id in matched:
+            continue
+        matched.add(node_id)
+        node = nodes[node_id]
+        matched.update(slot.slot_variable_node_id
+                       for slot in node.slot_variables)
+        for attribute in node.attributes:
+            shape = tf.TensorShape(getattr(found, "shape", None))
+            if (attribute.name == _tf_private.VARIABLE_VALUE_KEY
+                    and not shape.is_compatible_with(
+                        shapes.get(attribute.checkpoint_key))):
+                wrong.append((repr(path), attribute.checkpoint_key,
+                              shape.as_list()))
+        if _creates_variables_later(found):
+            later.update(_below(nodes, node_id))
+        children = tf.train.TrackableView.children(found)
+        for child in node.children:
+            name = child.local_name
+            if name in children:
+                todo.append((f"{path}/{name}".lstrip("/"), child.node_id,
+                             children[name]))
+    return matched | later, wrong
+
+
+def _creates_variables_later(found: Any) -> bool:
+    """Whether an object is a layer or an optimizer that is not built yet."""
+    if hasattr(found, "built"):
+        return not found.built
+    # An optimizer of tf_keras.
+    return hasattr(found, "iterations") and not getattr(found, "_built", False)
+
+
+def _below(nodes: Any, node_id: int) -> set[int]:
+    """Returns a node and all below it."""
+    found: set[int] = set()
+    todo = [node_id]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo.extend(child.node_id for child in nodes[one].children)
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,7 +69,7 @@ class Run:
         dataset_fn: Callable[..., Any], checkpoint_dir: str | os.PathLike, *,
         objects: Mapping[str, Any], save_every: str | float = "5min",
         on_server_loss: str = "raise", step_deadline: str | float = "10min",
-        max_to_keep: int = 3,
+        max_to_keep: int = 3, allow_missing: bool | Sequence[str] = False,
     ):
         """Reads the newest checkpoint, if there is one.
 
@@ -92,11 +92,15 @@ class Run:
             from the newest checkpoint; three times, if there is no new one.
           step_deadline: How long no closure may end.
           max_to_keep: Checkpoints to keep, at least 1.
+          allow_missing: Names of what the newest checkpoint may hold and
+            `objects` may lack; the next checkpoint does not have it any more.
+            True for all names.
 
         Raises:
           TypeError: If a function or an object is none.
-          ValueError: If a setting is invalid, or a checkpoint does not have
-            what `objects` needs.
+          ValueError: If a setting is invalid; or `objects` are not what the
+            newest checkpoint was written of, by their names, variables and
+            shapes. Nothing has been read into them then.
           OSError: If the folder cannot be written to.
         """
         all_processes = connection.processes_of(strategy)
@@ -116,6 +120,10 @@ class Run:
         _checks.check_one_of(
             "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS)
         _checks.check_int("max_to_keep", max_to_keep, lowest=1)
+        if isinstance(allow_missing, str):
+            raise TypeError(
+                "Argument `allow_missing` must be a bool or a list of names. "
+                f"Received: {allow_missing!r}.")
         self._save_seconds = durations.read_seconds(save_every, "save_every")
         self._deadline = durations.read_seconds(step_deadline, "step_deadline")
         self._guard = guard.Guard(
@@ -130,7 +138,7 @@ class Run:
             datasets.function_of_worker(dataset_fn, num_workers),
             num_workers=num_workers, deadline=self._deadline,
             seconds=min(_ROUND_SECONDS, self._save_seconds))
-        self.num_done = self._restore()
+        self.num_done = self._restore(allow_missing)
         self._target = 0
         self._num_saved = self.num_done
         self._saved_at = time.monotonic()
@@ -198,10 +206,12 @@ class Run:
         self._num_saved = self.num_done
         self._saved_at = time.monotonic()
 
-    def _restore(self) -> int:
+    def _restore(self, allow_missing: bool | Sequence[str]) -> int:
         newest = self._folder.newest()
         if newest is None:
             return 0
+        checkpoints.check_objects(
+            newest.prefix, self._checkpoint, allow_missing)
         logging.info("Going on after %d closures, from %s.", newest.num_done,
                      newest.prefix)
         try:

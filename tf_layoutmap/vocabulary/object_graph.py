@@ -10,6 +10,12 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
+def read(serialized: bytes) -> trackable_object_graph_pb2.TrackableObjectGraph:
+    """Returns the graph of a checkpoint, of the tensor that holds it."""
+    return trackable_object_graph_pb2.TrackableObjectGraph.FromString(
+        serialized)
+
+
 def changed(
     serialized: bytes, siblings: Mapping[str, Mapping[str, str]],
     removed: Collection[str],
@@ -22,8 +28,7 @@ def changed(
         it: by name of the attribute, the tensor.
       removed: Tensors of variables that go.
     """
-    graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
-        serialized)
+    graph = read(serialized)
     node_of = {attribute.checkpoint_key: number
                for number, node in enumerate(graph.nodes)
                for attribute in node.attributes}

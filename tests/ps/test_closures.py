@@ -1,0 +1,61 @@
+"""What a coordinator gets of a closure, without a cluster."""
+
+import pytest
+import tensorflow as tf
+
+from tf_layoutmap import _tf_private
+from tf_layoutmap.ps import closures
+
+
+class Traced:
+    """Raises what it is given, one error for each call."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+
+    def __call__(self, iterator, numbers):
+        if self.errors:
+            raise self.errors.pop(0)
+        return iterator, numbers
+
+
+def cancelled(words):
+    return tf.errors.CancelledError(None, None, words)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    has_failed = []
+    monkeypatch.setattr(_tf_private, "has_failed_closure",
+                        lambda coordinator: bool(has_failed))
+
+    def make(*errors):
+        closure = closures.StepClosure(None, lambda iterator: iterator)
+        closure._traced = Traced(*errors)
+        return closure._make_call(), has_failed
+
+    return make
+
+
+def test_a_lost_connection_is_left_to_the_coordinator_but_not_without_end(
+        made):
+    call, _ = made(*[cancelled("of /job:ps/task:0")] * 4)
+    for _ in range(3):
+        with pytest.raises(tf.errors.CancelledError):
+            call(1, 2)
+    with pytest.raises(closures.InputCancelledError, match="of /job:ps"):
+        call(1, 2)
+    assert call(1, 2) == (1, 2)
+
+
+def test_another_cancellation_is_that_of_an_iterator(made):
+    call, _ = made(cancelled("GetNext"))
+    with pytest.raises(closures.InputCancelledError, match="GetNext"):
+        call(1, 2)
+
+
+def test_a_closure_does_not_start_after_another_has_failed(made):
+    call, has_failed = made(ValueError("started"))
+    has_failed.append(True)
+    with pytest.raises(tf.errors.CancelledError, match="Not started"):
+        call(1, 2)
