@@ -99,7 +99,8 @@ class Cluster:
                 "shards": [tf.Variable(one.rows) for one in own],
                 "slots": [tf.Variable(slot) for one in own
                           for slot in one.slots],
-                "applied": tf.Variable(tf.zeros([applied_closures.SIZE], tf.int64))})
+                "applied": tf.Variable(
+                    tf.zeros([applied_closures.SIZE], tf.int64))})
 
     def describe(self, server) -> dict:
         return {"tables": [NAMES[t] for t in self.tables[server]],

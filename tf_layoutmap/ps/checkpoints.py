@@ -139,7 +139,8 @@ def _call_write(write: Callable[[str], object], prefix: str) -> None:
         raise  # Not about files: a server is lost.
     except tf.errors.OpError as error:
         raise OSError(
-            operations.error_number(error), "A server cannot write its part of the checkpoint "
+            operations.error_number(error),
+            "A server cannot write its part of the checkpoint "
             f"({messages.sentence_of(error.message)})", prefix) from error
 
 
