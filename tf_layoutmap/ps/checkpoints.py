@@ -209,7 +209,8 @@ def _match(
         matched.update(slot.slot_variable_node_id
                        for slot in node.slot_variables)
         for attribute in node.attributes:
-            shape = tf.TensorShape(getattr(found, "shape", None))
+            shape = tf.TensorShape(getattr(
+                found, "shape", tf.TensorShape(None)))
             if (attribute.name == _tf_private.VARIABLE_VALUE_KEY
                     and not shape.is_compatible_with(
                         shapes.get(attribute.checkpoint_key))):

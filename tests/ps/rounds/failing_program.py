@@ -1,6 +1,6 @@
 """Rounds that keep failing in one worker; test_failing_rounds.py starts it.
 
-    python -m tests.ps.failing_program FOLDER [OPTIONS AS JSON]
+    python -m tests.ps.rounds.failing_program FOLDER [OPTIONS AS JSON]
 
 A table of which each server has one half, and steps that give its first and
 its last row the gradient 1. In each of several runs the batches of the second
