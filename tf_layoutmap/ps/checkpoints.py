@@ -209,13 +209,13 @@ def _match(
         matched.update(slot.slot_variable_node_id
                        for slot in node.slot_variables)
         for attribute in node.attributes:
-            shape = tf.TensorShape(getattr(
-                found, "shape", tf.TensorShape(None)))
-            if (attribute.name == _tf_private.VARIABLE_VALUE_KEY
-                    and not shape.is_compatible_with(
-                        shapes.get(attribute.checkpoint_key))):
-                wrong.append((repr(path), attribute.checkpoint_key,
-                              shape.as_list()))
+            key = attribute.checkpoint_key
+            if (attribute.name != _tf_private.VARIABLE_VALUE_KEY
+                    or key not in shapes or not hasattr(found, "shape")):
+                continue
+            shape = tf.TensorShape(found.shape)
+            if not shape.is_compatible_with(tf.TensorShape(shapes[key])):
+                wrong.append((repr(path), key, shape.as_list()))
         if _creates_variables_later(found):
             later.update(_below(nodes, node_id))
         children = tf.train.TrackableView.children(found)

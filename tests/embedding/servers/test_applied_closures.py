@@ -1,5 +1,7 @@
 """What servers have applied, and how it moves to the next epoch."""
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
@@ -12,6 +14,11 @@ tpu = tf.tpu.experimental.embedding
 NUM_ROWS = 8
 
 
+def ops_of(embedding):
+    backend: Any = embedding._state.backend
+    return backend._ops
+
+
 class Program:
     """One table on two servers, and a step on its first and its last row."""
 
@@ -22,8 +29,8 @@ class Program:
                     NUM_ROWS, 4, initializer=tf.zeros_initializer(),
                     name="table")), tpu.SGD(1.0))
         self.embedding.build()
-        self.servers = self.embedding._state.backend._ops.servers
-        self.applied = self.embedding._state.backend._ops.applied_closures
+        self.servers = ops_of(self.embedding).servers
+        self.applied = ops_of(self.embedding).applied_closures
 
         @tf.function
         def closure(numbers):
@@ -117,7 +124,7 @@ def test_a_step_whose_keys_were_sent_is_awaited_in_the_next_epoch():
     host = key_cases.embedding({"evict": "lru"})
     run = closure_of(ours)
     run(0, 0, dies=True)
-    assert ours._state.backend._ops.applied_closures.move_to_epoch(1, 2) == [
+    assert ops_of(ours).applied_closures.move_to_epoch(1, 2) == [
         set(), set()]
     run(0, 0, epoch=2)
     key_cases.train(host, 0)
