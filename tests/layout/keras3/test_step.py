@@ -61,6 +61,32 @@ def test_batches_that_do_not_divide():
     both(run)
 
 
+def test_no_step_is_taken_at_the_end_of_data_of_unknown_length():
+    # Without a mesh, Keras calls its step function once more there. It ends
+    # with the data's own error, but may have drawn seeds and counted a step.
+    length = len(X) // 8
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    unknown = dataset.filter(lambda *_: True)
+    known = unknown.apply(tf.data.experimental.assert_cardinality(length))
+    assert int(unknown.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+
+    def make():
+        return pairs.sequential(
+            (8,), keras.layers.Dense(16, name="d1"), keras.layers.Dropout(0.5))
+
+    def run(model, data):
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)
+        history = pairs.fit(model, data, None, epochs=3, batch_size=None,
+                            optimizer=keras.optimizers.Adam(rate))
+        return history, int(model.optimizer.iterations.numpy())
+
+    first, second = pairs.plain(make), pairs.on_mesh(make)
+    expected, found = run(first, known), run(second, unknown)
+    assert found[1] == expected[1] == 3 * length
+    pairs.assert_alike(expected, found)
+    pairs.assert_same_weights(first, second)
+
+
 def test_callbacks_see_and_set_host_numbers():
     def run(model):
         seen = []
