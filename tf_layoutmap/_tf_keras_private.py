@@ -65,6 +65,10 @@ def is_building_a_model() -> bool:
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")
 
+# What draws for initializers and dropout. A seed is drawn when it is first used.
+RandomGenerator = _NAMES.find("backend", "RandomGenerator")
+_NAMES.check_method(RandomGenerator, "_maybe_init")
+
 # Where all recurrent layers loop, and the layers that choose between functions
 # for CPUs and GPUs first.
 _NAMES.check_method(backend, "rnn", "inputs", "time_major", "input_length",

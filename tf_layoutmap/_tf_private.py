@@ -56,6 +56,10 @@ should_record_backprop = _private("eager.record", "should_record_backprop")
 # tf.IndexedSlices then.
 forward_mode_of_ops = _private("eager.forwardprop", "_SPECIAL_CASES")
 
+# Makes AutoGraph call a function without converting it, and convert what that
+# calls: its public name, `do_not_convert`, switches AutoGraph off for both.
+called_as_written = _private("autograph.impl.api", "autograph_artifact")
+
 # Lets functions run several of our reads of one variable at the same time.
 register_read_only_op = _private(
     "framework.auto_control_deps_utils", "register_read_only_resource_op")
@@ -549,3 +553,19 @@ def set_constraint(variable: Any, constraint: Any) -> None:
     That of a table in shards needs all of them.
     """
     variable._constraint = constraint
+
+# The list in which a layer keeps the weights of an attribute. Once an item is
+# replaced, it can be neither saved nor searched.
+ListWrapper = _private("trackable.data_structures", "ListWrapper")
+for _name in ("_non_append_mutation", "_update_snapshot"):
+    _private("trackable.data_structures", f"ListWrapper.{_name}")
+
+
+def replace_item(items: Any, index: int, value: Any) -> None:
+    """Replaces an item of a `ListWrapper` as if `value` had always been it."""
+    old, is_changed = items[index], items._non_append_mutation
+    items[index] = value
+    items._self_extra_variables = [
+        v for v in items._self_extra_variables if v is not old]
+    items._non_append_mutation = is_changed
+    items._update_snapshot()

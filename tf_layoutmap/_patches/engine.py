@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tf_layoutmap import _tf_private
 from tf_layoutmap._patches import table
 from tf_layoutmap._patches.rows import Patch
@@ -161,12 +159,19 @@ def _replacement(row: Patch, original: Any) -> Any:
 
 def around(original: Callable[..., Any],
            ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls `ours(original, ...)`."""
+    """Returns a function that calls `ours(original, ...)`.
+
+    AutoGraph converts neither, but what `original` calls in turn: the `call` of
+    a user's layer, for example. `tf.autograph.experimental.do_not_convert`
+    would switch AutoGraph off for that, too.
+    """
+    ours = _tf_private.called_as_written(ours)
+
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return ours(original, *args, **kwargs)
 
-    return tf.autograph.experimental.do_not_convert(wrapper)
+    return _tf_private.called_as_written(wrapper)
 
 
 def owner_of(row: Patch) -> Any:

@@ -9,7 +9,7 @@ import tf_keras
 
 from tf_layoutmap.layout.mesh import batches, pinning, trace_context
 from tf_layoutmap.layout.plan import layer_limits
-from tf_layoutmap.layout.tf_keras import found_variables, mapping
+from tf_layoutmap.layout.tf_keras import found_variables, mapping, optimizers
 from tf_layoutmap.layout.tf_keras.context import (
     context_of,
     is_building,
@@ -37,6 +37,41 @@ def build(model: Any, inputs: Any) -> None:
             tf.function(trace, autograph=False).get_concrete_function(specs)
     mapping.map_model(model, context_of(model))
     context_of(model).check_all_patterns_used()
+
+
+def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
+    """Whether the weights of `model` are made by tracing its step.
+
+    A model whose `train_step` uses its layers directly needs no `call`
+    (`tfrs.Model`, GANs), and may have several optimizers, each for other weights.
+    """
+    if getattr(step, "__func__", None) is getattr(
+            tf_keras.Model, f"{kind}_step"):
+        return False
+    return type(model).call is tf_keras.Model.call or any(
+        isinstance(value, tf_keras.optimizers.Optimizer)
+        for name, value in vars(model).items() if name != "optimizer")
+
+
+def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
+    """Makes the weights and slot variables that `step` uses, on the mesh.
+
+    The step is traced in a graph that is never run. Optimizers update nothing
+    there.
+    """
+    context = context_of(model)
+    specs = tf.nest.map_structure(
+        lambda x: None if x is None else tf.TensorSpec(x.shape, x.dtype), batch)
+    updates: list[tuple[Any, list[Any]]] = []
+    with using(model._layout_map), is_building.set_to(True), (
+            optimizers.recording(updates)):
+        tf.function(lambda batch: step(batch)).get_concrete_function(specs)
+    swapped = mapping.map_model(model, context)
+    for optimizer, variables in updates:
+        optimizers.move_to_mesh(optimizer, context.mesh)
+        optimizers.build(
+            optimizer, [swapped.get(id(v), v) for v in variables], context.mesh)
+    context.check_all_patterns_used()
 
 
 def _takes_training(model: Any) -> bool:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap import _tf_keras_private
+from tf_layoutmap import _tf_keras_private, _tf_private
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
@@ -30,8 +30,11 @@ from tf_layoutmap.layout.tf_keras.found_variables import (
 
 dtensor = tf.experimental.dtensor
 
-def map_model(model: Any, context: Any) -> None:
+def map_model(model: Any, context: Any) -> dict[int, Any]:
     """Gives every pending variable of `model` its value, on the mesh.
+
+    Returns:
+      The new variables, by the `id` of the variable that each one replaces.
 
     Raises:
       ValueError: Some layout does not fit. Nothing is allocated then.
@@ -55,13 +58,22 @@ def map_model(model: Any, context: Any) -> None:
         if generator is not None:
             _move_generator(generator, context.mesh)
     _refer_to(model, swapped)
+    return swapped
 
 
 def draw_seed(variable: Any) -> None:
     """Draws the seed of a pending weight, in the order without a mesh."""
     initializer = getattr(variable._initial_value, "func", None)
-    generator = getattr(initializer, "_random_generator", None)
-    if generator is not None:
+    _begin(getattr(initializer, "_random_generator", None))
+
+
+def _begin(generator: Any) -> None:
+    """Makes a generator of tf_keras draw its seed.
+
+    The initializers of TensorFlow itself (`tf.initializers`) have a generator
+    of the same name that draws when it is called.
+    """
+    if isinstance(generator, _tf_keras_private.RandomGenerator):
         generator._maybe_init()
 
 
@@ -114,7 +126,9 @@ def _swap(found: Found, new: Any) -> None:
 
 
 def _put(holder: Any, part: Any, new: Any) -> None:
-    if isinstance(part, int) or isinstance(holder, MutableMapping):
+    if isinstance(holder, _tf_private.ListWrapper):
+        _tf_private.replace_item(holder, part, new)
+    elif isinstance(part, int) or isinstance(holder, MutableMapping):
         holder[part] = new
     elif getattr(holder, part, None) is not new:
         setattr(holder, part, new)
@@ -141,7 +155,7 @@ def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
 
 def _move_generator(generator: Any, mesh: Mesh) -> None:
     """Replicates the state of a layer's random numbers on the mesh."""
-    generator._maybe_init()
+    _begin(generator)
     inner = getattr(generator, "_generator", None)
     if inner is not None and not isinstance(
             inner._state_var, dtensor.DVariable):

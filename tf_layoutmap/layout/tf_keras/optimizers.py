@@ -1,7 +1,8 @@
 """The optimizers of tf_keras, for models on a mesh."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,9 +84,27 @@ def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
     _move_variables(optimizer, mesh)
 
 
+@contextlib.contextmanager
+def recording(updates: list[tuple[Any, list[Any]]]) -> Iterator[None]:
+    """While open, this thread's optimizers update nothing.
+
+    Args:
+      updates: Gets each optimizer that is called, and its variables.
+    """
+    _state.updates = updates
+    try:
+        yield
+    finally:
+        _state.updates = None
+
+
 def apply_gradients(original: Callable[..., Any], optimizer: Any,
                     grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     """Applies; remembers the shapes for `deduplicate`."""
+    updates = getattr(_state, "updates", None)
+    if updates is not None:
+        updates.append((optimizer, [v for _, v in grads_and_vars]))
+        return None
     if getattr(optimizer, "_mesh", None) is None:
         return original(optimizer, grads_and_vars, *args, **kwargs)
     grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]

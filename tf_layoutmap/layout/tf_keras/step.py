@@ -18,6 +18,9 @@ class _Step(MeshStep):
     autograph = True
 
     def prepare(self, batch: Any) -> None:
+        if calls.builds_by_step(self.model, self.model_step, self.kind):
+            calls.build_by_step(self.model, self.model_step, batch)
+            return
         x, _, _ = tf_keras.utils.unpack_x_y_sample_weight(batch)
         calls.build(self.model, x)
         if self.kind == "train" and self.model.optimizer is not None:
