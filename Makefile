@@ -24,6 +24,8 @@ TF_MINOR := $(shell sed -n 's/^TENSORFLOW = "\(.*\)"$$/\1/p' \
 
 # keras-hub, and what importing it takes.
 HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers
+# Models for tf_keras.
+RECOMMENDER_PACKAGES := "tensorflow-recommenders==0.7.*" "deepctr==0.9.*"
 
 VENV := .venv
 # One interpreter for Bazel, setup.py and the tests, or Bazel would configure
@@ -56,8 +58,9 @@ $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	    -e '.[$(TF_PACKAGE),datasets,develop]'
 	# Only tested where it is; it would pull `tensorflow` over tensorflow-cpu.
 	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"
-	# Its models, for tests/real: what it requires would pull `tensorflow`, too.
-	$(RUN) -m pip install -q --no-deps $(HUB_PACKAGES)
+	# Models of others, for tests/real: what they require would pull `tensorflow`, too.
+	$(RUN) -m pip install -q --no-deps $(HUB_PACKAGES) \
+	    $(RECOMMENDER_PACKAGES)
 	touch $@
 
 $(BUILT): $(VENV)/.packages $(NATIVE_SOURCES)

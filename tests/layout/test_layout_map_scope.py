@@ -538,3 +538,61 @@ def test_the_map_of_keras_distribution_works_in_the_scope(mesh):
     with tlm.layout_map_scope(layout_map):
         model = sequential()
     assert axes_of(model.layers[0].kernel) == (None, "model")
+
+
+def model_with_inner_model():
+    """Two layers `dense`, one of them in a model `ffn`."""
+    keras.utils.clear_session()
+    return keras.Sequential([
+        keras.Input((8,)), keras.layers.Dense(8, name="dense"),
+        keras.Sequential([keras.layers.Dense(8, name="dense")], name="ffn")])
+
+
+@pytest.mark.parametrize("kind", [
+    tlm.LayoutMap, tlm.distribution.LayoutMap])
+def test_keys_for_a_layer_and_its_namesake_in_an_inner_model(mesh, kind):
+    layout_map = kind(mesh)
+    layout_map["^dense/kernel$"] = layout_of(mesh, None, "model") if (
+        kind is tlm.LayoutMap) else (None, "model")
+    layout_map["^ffn/dense/kernel$"] = layout_of(mesh, "model", None) if (
+        kind is tlm.LayoutMap) else ("model", None)
+    with tlm.layout_map_scope(layout_map):
+        model = model_with_inner_model()
+    outer, inner = model.layers[0].kernel, model.layers[1].layers[0].kernel
+    assert axes_of(outer) == (None, "model")
+    assert axes_of(inner) == ("model", None)
+    assert layout_map.explain(model).ok
+
+
+@pytest.mark.parametrize("key", ["^dense/kernel$", r"dense\.kernel$"])
+def test_a_name_of_one_variable_is_no_alias_of_another(mesh, key):
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map[key] = layout_of(mesh, None, "model")
+    with tlm.layout_map_scope(layout_map):
+        model = model_with_inner_model()
+    assert axes_of(model.layers[0].kernel) == (None, "model")
+    assert axes_of(model.layers[1].layers[0].kernel) == (None, None)
+
+
+def test_a_pattern_for_a_full_name_comes_before_one_for_an_alias(mesh):
+    layout_map = tlm.distribution.LayoutMap(mesh)
+    layout_map["^d.*/kernel"] = (None, "model")
+    layout_map["^ffn/.*kernel"] = ("model", None)
+    with tlm.layout_map_scope(layout_map):
+        keras.utils.clear_session()
+        model = keras.Sequential([keras.Input((8,)), keras.Sequential([
+            keras.layers.Dense(8, name="dense_9")], name="ffn")])
+    assert axes_of(model.layers[0].layers[0].kernel) == ("model", None)
+
+
+@pytest.mark.parametrize("key", ["emb/embeddings", "emb.embeddings"])
+def test_a_key_that_is_a_name_means_no_longer_name(mesh, key):
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map[key] = layout_of(mesh, "model", None)
+    with tlm.layout_map_scope(layout_map):
+        model = keras.Sequential([
+            keras.Input((4,)), keras.layers.Embedding(16, 8, name="emb")])
+        model.quantize("int8")
+    layer = model.layers[0]
+    assert axes_of(layer._embeddings) == ("model", None)
+    assert axes_of(layer.embeddings_scale) == (None,)

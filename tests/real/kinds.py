@@ -13,8 +13,11 @@ KINDS = {
     "keras-hub, several kinds of data": "tests.real.hub.mixed",
     "keras.applications": "tests.real.library.applications",
     "tf_keras, layers": "tests.real.library.tf_keras_layers",
+    "recommenders": "tests.real.library.recommenders",
     "programs": "tests.real.programs",
 }
+# What the processes of a kind are started with.
+ENVIRONMENT = {"recommenders": {"TF_USE_LEGACY_KERAS": "1"}}
 SELF_TEST = {"self test": "tests.real.self_test"}
 
 

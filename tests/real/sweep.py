@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 
+from tests.real import kinds
 from tests.real.results import Check, Result
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def run(kind: str, name: str, *, seconds: float) -> Result:
             stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
             start_new_session=True,
             env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ,
-                 "PYTHONPATH": str(ROOT)})
+                 "PYTHONPATH": str(ROOT), **kinds.ENVIRONMENT.get(kind, {})})
         try:
             code: int | str = process.wait(seconds)
         except subprocess.TimeoutExpired:

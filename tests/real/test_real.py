@@ -14,15 +14,22 @@ FEW = [
     ("keras-hub, images", "VGG"),
     ("keras.applications", "VGG16"),
     ("tf_keras, layers", "Embedding"),
+    ("recommenders", "tfrs, ranking"),
+    ("recommenders", "deepctr, DCN"),
     ("programs", "vae"),
     ("programs", "two_towers"),
 ]
+
+PACKAGES = {"tfrs": ["tensorflow_recommenders"], "deepctr": ["deepctr"]}
 
 
 @pytest.mark.parametrize("kind, name", FEW)
 def test_it_trains_on_a_mesh_as_without_one(kind, name):
     if "hub" in kind and importlib.util.find_spec("keras_hub") is None:
         pytest.skip("keras-hub is not installed; `make real` does that")
+    for package in PACKAGES.get(name.partition(",")[0], ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; `make real` does that")
     result = sweep.run(kind, name, seconds=240)
     assert result.checks
     for check in result.checks:

@@ -1,6 +1,6 @@
 """A `keras.distribution.LayoutMap`, matched as Keras matches it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -59,9 +59,10 @@ class _KerasLayoutTable(LayoutTable):
         for key, layout in now.items():
             self[key] = layout
 
-    def find(self, keys: Sequence[str]) -> Match | None:
+    def find(self, keys: Sequence[str], *,
+             names_of_others: Container[str] = ()) -> Match | None:
         self._follow()
-        return super().find(keys)
+        return super().find(keys, names_of_others=names_of_others)
 
     def _names_to_match(self, path: str,
                        names: Sequence[str]) -> Sequence[str]:

@@ -483,3 +483,156 @@ def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
         fit(model, x, y=y, epochs=1)
         model.evaluate(x, y, verbose=0)
         assert set(seen) == {enabled}
+
+
+class WithoutCall(tf_keras.Model):
+    """Trains two parts, each with its own optimizer, and has no `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.d1 = layers.Dense(16, activation="tanh")
+        self.d2 = layers.Dense(4)
+        self.head = layers.Dense(1, name="head")
+        self.error = tf_keras.metrics.Mean(name="error")
+        self.head_optimizer = tf_keras.optimizers.Adagrad(0.1)
+
+    def losses_of(self, data):
+        x, y = data
+        hidden = self.d2(self.d1(x))
+        return (tf.reduce_mean(tf.square(hidden - tf.one_hot(y, 4))),
+                tf.reduce_mean(tf.square(self.head(hidden))))
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = self.losses_of(data)
+        for loss, optimizer, parts in zip(
+                losses, [self.optimizer, self.head_optimizer],
+                [[self.d1, self.d2], [self.head]]):
+            weights = [w for part in parts for w in part.trainable_weights]
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, weights), weights))
+        self.error.update_state(losses[0])
+        return {"error": self.error.result(), "head": losses[1]}
+
+    def test_step(self, data):
+        return {"error": self.losses_of(data)[0]}
+
+
+def test_a_model_without_call_trains_by_its_step():
+    refs = plain(WithoutCall), on_mesh(WithoutCall)
+    histories = []
+    for ref in refs:
+        tf_keras.utils.set_random_seed(4)
+        histories.append((
+            fit(ref, optimizer=tf_keras.optimizers.Adam(0.01)),
+            ref.evaluate(FEATURES, LABELS, batch_size=12, verbose=0)))
+    assert_alike(*histories)
+    for a, b in zip(*(ref.get_weights() for ref in refs), strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE)
+    model = refs[1]
+    assert axes_of(model.d1.kernel) == (None, "model")
+    assert axes_of(model.d2.kernel) == ("model", None)
+    # Each optimizer has slots for its own weights only.
+    assert [axes_of(slot) for slot in model.optimizer._momentums] == [
+        (None, "model"), ("model",), ("model", None), (None,)]
+    assert len(model.head_optimizer._accumulators) == 2
+
+
+def test_a_model_without_call_that_is_evaluated_first():
+    refs = plain(WithoutCall), on_mesh(WithoutCall)
+    found = []
+    for ref in refs:
+        tf_keras.utils.set_random_seed(4)
+        ref.compile("sgd")
+        found.append((ref.evaluate(FEATURES, LABELS, verbose=0),
+                      ref.fit(FEATURES, LABELS, batch_size=12, verbose=0,
+                              shuffle=False).history))
+    assert_alike(*found)
+
+
+class WeightsInLists(layers.Layer):
+    """Draws like deepctr: TensorFlow's initializers, weights in lists."""
+
+    def build(self, shape):
+        initializer = tf.compat.v1.keras.initializers.glorot_normal(seed=7)
+        self.kernels = [self.add_weight(
+            name=f"kernel{i}", shape=(8, 8), initializer=initializer)
+            for i in range(2)]
+        self.biases = {"first": self.add_weight(
+            name="bias", shape=(8,),
+            initializer=tf.initializers.RandomNormal(seed=1))}
+
+    def call(self, inputs):
+        for kernel in self.kernels:
+            inputs = tf.matmul(inputs, kernel)
+        return inputs + self.biases["first"]
+
+
+def test_weights_in_lists_train_and_are_saved(tmp_path):
+    def make():
+        return sequential(WeightsInLists(name="list"))
+
+    _, model = assert_trains_alike(make, axes={
+        "list.kernels.0": (None, "model"), "list/kernel1": ("model", None)})
+    layer = model.get_layer("list")
+    assert [axes_of(kernel) for kernel in layer.kernels] == [
+        (None, "model"), ("model", None)]
+    assert len(model.weights) == len({id(w) for w in model.weights}) == 5
+    path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    other = on_mesh(make, {})
+    tf.train.Checkpoint(model=other).restore(path).expect_partial()
+    for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_are_drawn_in_the_order_of_their_creation():
+    # These draw from one sequence of random numbers for each seed.
+    class Reversed(layers.Layer):
+        def build(self, shape):
+            initializer = tf.compat.v1.glorot_normal_initializer(seed=7)
+            self.fixed, self.kernel = (
+                self.add_weight(name=name, shape=(8, 8), trainable=trainable,
+                                initializer=initializer)
+                for name, trainable in (("fixed", False), ("kernel", True)))
+
+        def call(self, inputs):
+            return tf.matmul(tf.matmul(inputs, self.fixed), self.kernel)
+
+    def make():
+        return sequential(Reversed(name="reversed"))
+
+    first, second = plain(make), on_mesh(make, {})
+    for a, b in zip(first.weights, second.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+class Branching(layers.Layer):
+    """Runs in a graph only if AutoGraph converts it."""
+
+    def call(self, inputs):
+        total = tf.reduce_sum(inputs)
+        if total > 0:
+            total = -total
+        return total
+
+
+def test_autograph_converts_layers_that_are_on_no_mesh():
+    # The methods of tf_keras are replaced from now on.
+    on_mesh(dense)
+
+    @tf.function
+    def run(inputs):
+        return Branching()(inputs)
+
+    assert float(run(tf.constant([1.0, 2.0]))) == -3
+    assert float(run(tf.constant([-1.0, -2.0]))) == -3
+
+
+def test_autograph_converts_a_step_on_a_mesh():
+    class Adding(Subclassed):
+        def call(self, inputs):
+            # A length of a tensor is for AutoGraph only.
+            return super().call(inputs) * tf.cast(len(tf.shape(inputs)),
+                                                  tf.float32)
+
+    assert_trains_alike(Adding)

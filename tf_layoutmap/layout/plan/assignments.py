@@ -5,7 +5,7 @@ Decided from names and shapes alone: nothing is allocated here.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -27,6 +27,14 @@ class Names(Protocol):
 
     def of_variable(self, variable: Any, owner: Any, /) -> list[str]:
         """Returns all names, the best one to use as a key first."""
+        ...
+
+    def aliases(self, variable: Any, owner: Any, /) -> Collection[str]:
+        """Returns those of the names that leave out a model's name."""
+        ...
+
+    def all_names(self) -> Collection[str]:
+        """Returns the names of all variables that are known."""
         ...
 
     def with_holders(self, layer: Any, /) -> list[Any]:
@@ -93,8 +101,7 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
         given = getattr(variable, "_given_layout", None)
         match, value, problems = None, None, []
         if given is None and not is_state:
-            match = layout_map.find(
-                layout_map._names_to_match(variable.path, names))
+            match = _find(layout_map, variable, owner, names, paths)
         if isinstance(given, Layout):
             axes = axes_of_layout(given)
             made[axes] = given
@@ -135,6 +142,25 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
             variable, names, match and match.pattern,
             match.shadowed if match else (), axes, layout, held, problems))
     return assigned
+
+
+def _find(layout_map: Any, variable: Any, owner: Any, names: list[str],
+          paths: Names) -> key_matching.Match | None:
+    """Returns the key that a variable selects.
+
+    In a name without the name of an inner model, a pattern is looked for only
+    if none matches a full name: `^dense/kernel$` does not mean the weight of a
+    model `ffn` that `^ffn/dense/kernel$` means.
+    """
+    keys = layout_map._names_to_match(variable.path, names)
+    others = paths.all_names()
+    aliases = paths.aliases(variable, owner)
+    if aliases and not any(key in layout_map for key in keys):
+        match = layout_map.find([key for key in keys if key not in aliases],
+                                names_of_others=others)
+        if match is not None:
+            return match
+    return layout_map.find(keys, names_of_others=others)
 
 
 def num_bytes(shape: tuple[int, ...], dtype: str) -> int:

@@ -5,7 +5,7 @@ name, or a regular expression.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tf_layoutmap import _checks, _deprecated
@@ -95,14 +95,22 @@ class PatternTable:
                 f"(?:{p})" for p in self._compiled) if plain else "(?s:.*)")
         return self._any
 
-    def find(self, keys: Sequence[str]) -> Match | None:
+    def find(self, keys: Sequence[str], *,
+             names_of_others: Container[str] = ()) -> Match | None:
         """Returns the pattern for a variable that has all of `keys`.
 
         A pattern equal to one of the keys is taken; else the first pattern,
         in the order they were added, that fits one of them.
 
+        >>> table = PatternTable(["emb/embeddings"])
+        >>> table.find(["emb/embeddings_scale"],
+        ...            names_of_others={"emb/embeddings"}) is None
+        True
+
         Args:
           keys: Names of one variable, the best first.
+          names_of_others: Names of other variables. A pattern that is one of
+            them means that variable and no other.
 
         Returns:
           The matching pattern, the key it fits, and the shadowed patterns:
@@ -114,6 +122,8 @@ class PatternTable:
         keys = [key for key in keys if key == exact or tried(key)]
         fitting: list[tuple[str, str]] = []
         for pattern in self._compiled:
+            if pattern in names_of_others and pattern not in keys:
+                continue
             key = next((k for k in keys if self.fits(pattern, k)), None)
             if key is not None:
                 fitting.append((pattern, key))

@@ -62,18 +62,21 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         """Whether a name that two keys match is refused."""
         return self._strict
 
-    def find(self, keys: collections.abc.Sequence[str]) -> (
-            key_matching.Match | None):
+    def find(self, keys: collections.abc.Sequence[str], *,
+             names_of_others: collections.abc.Container[str] = ()) -> (
+                 key_matching.Match | None):
         """Returns which stored key a variable with these names selects.
 
         Args:
           keys: All names of one variable, the best first.
+          names_of_others: Names of other variables. A stored key that is one
+            of them selects no variable that lacks this name.
 
         Returns:
           The stored key that matches, the name that it fits and the shadowed
           keys, which match too; None when nothing fits.
         """
-        return self._patterns.find(keys)
+        return self._patterns.find(keys, names_of_others=names_of_others)
 
     def __getitem__(self, key: str) -> Layout | None:
         """Returns the layout for the name `key`.
@@ -117,8 +120,15 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         del path
         return names
 
-    def __setitem__(self, key: str, layout: Layout) -> None:
+    def __setitem__(
+            self, key: str,
+            layout: Layout | collections.abc.Sequence[str | None]) -> None:
         """Stores `layout` under the name or pattern `key`.
+
+        Args:
+          key: The name of a variable, or a regular expression.
+          layout: `dtensor.Layout`; or, in a map with a mesh, the mesh axis of
+            each dimension, with None for an unsharded one.
 
         Raises:
           TypeError: `key` is no string or `layout` no layout (the latter is
@@ -217,8 +227,33 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return value.mesh
 
     def _check_layout(self, key: Any, layout: Any) -> Any:
+        """Returns the layout for a value; a tuple names an axis per dimension."""
+        if isinstance(layout, tuple | list):
+            return self._layout_of_axes(key, layout)
         if not isinstance(layout, dtensor.Layout):
             raise LayoutTypeError(
-                f"{layout!r} should be a dtensor.Layout, got "
-                f"{type(layout).__name__} (key {key!r}).")
+                f"{layout!r} should be a dtensor.Layout, or a tuple of axis "
+                f"names of the mesh, got {type(layout).__name__} (key {key!r}).")
         return layout
+
+    def _layout_of_axes(self, key: Any,
+                        axes: collections.abc.Sequence[Any]) -> Layout:
+        mesh = self._default_mesh
+        if mesh is None:
+            raise LayoutTypeError(
+                "A LayoutMap without a mesh takes dtensor.Layout values only. "
+                f"Received: {axes!r} (key {key!r}). Make the map with "
+                "LayoutMap(mesh=mesh).")
+        specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
+        for axis in specs:
+            if axis != dtensor.UNSHARDED and axis not in mesh.dim_names:
+                raise LayoutTypeError(
+                    "A layout given as a tuple has, for each dimension, one of "
+                    f"the mesh axes {mesh.dim_names} or None. Received: {axis!r} "
+                    f"in {axes!r} (key {key!r}).")
+        try:
+            return dtensor.Layout(specs, mesh)
+        except ValueError as error:
+            raise LayoutTypeError(
+                f"{axes!r} is no layout on mesh axes {mesh.dim_names} (key "
+                f"{key!r}). {error}") from error

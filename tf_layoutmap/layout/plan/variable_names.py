@@ -1,7 +1,7 @@
 """The names by which a variable is known in the models that hold it."""
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -77,10 +77,17 @@ class ObjectPaths:
         self._layers: dict[int, Any] = {}
         self._parents: dict[int, list[tuple[int, str]]] = {}
         self._restarts: dict[int, list[str]] = {}
-        self._paths: dict[int, list[str]] = {}
+        # By layer, and whether paths may start at an inner model.
+        self._paths: dict[tuple[int, bool], list[str]] = {}
+        self._named: dict[str, set[int]] | None = None
+        self._all: set[str] | None = None
         self._owned: dict[int, dict[int, list[str]]] = {}
         self._index: dict[int, list[tuple[Any, str]]] | None = None
         todo = [layer for layer in layers if _is_ready(layer)]
+        # The Functional model that a Sequential model runs holds the same
+        # layers, and nobody holds it.
+        inside = {id(vars(layer).get("_functional")) for layer in todo}
+        todo = [layer for layer in todo if id(layer) not in inside]
         while todo:
             layer = todo.pop()
             if id(layer) in self._layers:
@@ -104,27 +111,33 @@ class ObjectPaths:
             if _is_ready(child) and child is not layer:
                 yield edge, child
 
-    def of_layer(self, layer: Any) -> list[str]:
-        """Returns the paths of `layer`; "" for a model that no one holds."""
-        return self._of_layer(id(layer), layer, ())
+    def of_layer(self, layer: Any, restarts: bool = True) -> list[str]:
+        """Returns the paths of `layer`; "" for a model that no one holds.
 
-    def _of_layer(self, key: int, layer: Any, seen: tuple) -> list[str]:
-        if key in self._paths:
-            return self._paths[key]
+        Args:
+          layer: A layer.
+          restarts: Whether paths that start at an inner model are among them.
+        """
+        return self._of_layer(id(layer), layer, (), restarts)
+
+    def _of_layer(self, key: int, layer: Any, seen: tuple,
+                  restarts: bool) -> list[str]:
+        if (key, restarts) in self._paths:
+            return self._paths[key, restarts]
         paths: dict[str, None] = {}
         for parent, edge in self._parents.get(key, ()):
             if parent in seen:
                 continue
             for path in self._of_layer(
-                    parent, self._layers[parent], (*seen, key)):
+                    parent, self._layers[parent], (*seen, key), restarts):
                 paths[_join(path, edge)] = None
-        for name in self._restarts.get(key, ()):
+        for name in self._restarts.get(key, ()) if restarts else ():
             paths[name] = None
         if not self._parents.get(key):
             paths["" if isinstance(layer, keras.Model) else layer.name] = None
         found = list(paths)[:_MAX_PATHS]
         if not seen:
-            self._paths[key] = found
+            self._paths[key, restarts] = found
         return found
 
     def with_holders(self, layer: Any) -> list[Any]:
@@ -140,10 +153,44 @@ class ObjectPaths:
     def of_variable(self, variable: Any, owner: Any) -> list[str]:
         """Returns all names of `variable`, the best one to use as a key first.
 
+        A name that leaves out the name of an inner model is none of them if it
+        is the full name of another variable.
+
         Args:
           variable: A Keras variable.
           owner: The layer that made it, or None to look for holders.
         """
+        full = self._names(variable, owner, aliases=False)
+        named = self._full_names()
+        return [name for name in self._names(variable, owner, aliases=True)
+                if name in full or named.get(name, set()) <= {id(variable)}]
+
+    def aliases(self, variable: Any, owner: Any) -> set[str]:
+        """Returns those of the names that leave out a model's name."""
+        return {*self._names(variable, owner, aliases=True)} - {
+            *self._names(variable, owner, aliases=False)}
+
+    def all_names(self) -> Collection[str]:
+        """Returns all names of the variables of all layers."""
+        if self._all is None:
+            self._all = {name for held, layer in self._held()
+                         for name in self.of_variable(held, layer)}
+        return self._all
+
+    def _full_names(self) -> dict[str, set[int]]:
+        if self._named is None:
+            self._named = {}
+            for held, layer in self._held():
+                for name in self._names(held, layer, aliases=False):
+                    self._named.setdefault(name, set()).add(id(held))
+        return self._named
+
+    def _held(self) -> Iterator[tuple[Any, Any]]:
+        for layer in self._layers.values():
+            for _, held in attributes(layer, (keras.Variable,)):
+                yield held, layer
+
+    def _names(self, variable: Any, owner: Any, aliases: bool) -> list[str]:
         names: dict[str, None] = {}
         if owner is not None:
             owned = self._owned.get(id(owner))
@@ -152,15 +199,15 @@ class ObjectPaths:
                 for name, held in attributes(owner, (keras.Variable,)):
                     owned.setdefault(id(held), []).append(name)
             ends = [*owned.get(id(variable), ()), variable.name]
-            for path in self.of_layer(owner):
+            for path in self.of_layer(owner, aliases):
                 names.update((_join(path, end), None) for end in ends)
         else:
             for layer, name in self._holders(variable):
-                for path in self.of_layer(layer):
+                for path in self.of_layer(layer, aliases):
                     names[_join(path, name)] = None
         paths = [variable.path]
         root, _, rest = variable.path.partition("/")
-        if rest and root in self._model_names:
+        if aliases and rest and root in self._model_names:
             paths.append(rest)
         for path in paths:
             names[path] = None

@@ -34,7 +34,7 @@ def build(model: Any, inputs: Any) -> None:
         specs = tf.nest.map_structure(
             lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
         with using(model._layout_map), is_building.set_to(True):
-            tf.function(trace, autograph=False).get_concrete_function(specs)
+            tf.function(trace).get_concrete_function(specs)
     mapping.map_model(model, context_of(model))
     context_of(model).check_all_patterns_used()
 
@@ -63,9 +63,13 @@ def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
     specs = tf.nest.map_structure(
         lambda x: None if x is None else tf.TensorSpec(x.shape, x.dtype), batch)
     updates: list[tuple[Any, list[Any]]] = []
+
+    def trace(batch: Any) -> Any:
+        return step(batch)
+
     with using(model._layout_map), is_building.set_to(True), (
             optimizers.recording(updates)):
-        tf.function(lambda batch: step(batch)).get_concrete_function(specs)
+        tf.function(trace).get_concrete_function(specs)
     swapped = mapping.map_model(model, context)
     for optimizer, variables in updates:
         optimizers.move_to_mesh(optimizer, context.mesh)

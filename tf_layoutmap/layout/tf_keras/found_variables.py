@@ -1,6 +1,6 @@
 """The variables of a tf_keras model, with their names and who holds them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -45,6 +45,17 @@ class Found:
 
 class _Names:
     """The names of found variables, as `assignments` asks for them."""
+
+    def __init__(self, found: Iterable[Found]):
+        self._all = {name for one in found
+                     for name in self.of_variable(one, None)}
+
+    def aliases(self, found: Found, owner: Any) -> tuple[str, ...]:
+        del found, owner
+        return ()
+
+    def all_names(self) -> set[str]:
+        return self._all
 
     def of_variable(self, found: Found, owner: Any) -> list[str]:
         del owner
@@ -104,5 +115,5 @@ def is_pending(variable: Any) -> bool:
 def assign_layouts(layout_map: Any, found: list[Found]) -> (
         list[assignments.LayoutAssignment]):
     """Returns which layout each of `found` gets; allocates nothing."""
-    return assignments.assign(layout_map, found, _Names(),
+    return assignments.assign(layout_map, found, _Names(found),
                               owners=[one.owner for one in found])

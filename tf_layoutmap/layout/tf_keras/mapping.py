@@ -7,6 +7,7 @@ them, for the variable their name asks for.
 
 import collections
 import functools
+import itertools
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -30,6 +31,10 @@ from tf_layoutmap.layout.tf_keras.found_variables import (
 
 dtensor = tf.experimental.dtensor
 
+# Counts pending weights in the order of their creation.
+_numbers = itertools.count(1)
+
+
 def map_model(model: Any, context: Any) -> dict[int, Any]:
     """Gives every pending variable of `model` its value, on the mesh.
 
@@ -43,7 +48,11 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
     assigned = assign_layouts(context.layout_map, found)
     assignments.refuse(assigned)
     swapped = {}
-    for one, target in zip(found, assigned, strict=True):
+    # In the order in which the weights were made: some initializers draw from
+    # one sequence of random numbers.
+    for one, target in sorted(
+            zip(found, assigned, strict=True),
+            key=lambda pair: _number_of(pair[0].variable)):
         old = getattr(one.variable, "_variable", one.variable)
         new = swapped[id(old)] = _made(
             old, target.settled_layout(), context.init)
@@ -61,8 +70,15 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
     return swapped
 
 
+def _number_of(variable: Any) -> int:
+    """Returns the position of a pending weight in the order of creation."""
+    variable = getattr(variable, "_variable", variable)
+    return getattr(variable, "_layoutmap_number", 0)
+
+
 def draw_seed(variable: Any) -> None:
     """Draws the seed of a pending weight, in the order without a mesh."""
+    variable._layoutmap_number = next(_numbers)
     initializer = getattr(variable._initial_value, "func", None)
     _begin(getattr(initializer, "_random_generator", None))
 
