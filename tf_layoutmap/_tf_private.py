@@ -569,3 +569,8 @@ def replace_item(items: Any, index: int, value: Any) -> None:
         v for v in items._self_extra_variables if v is not old]
     items._non_append_mutation = is_changed
     items._update_snapshot()
+
+# Reads the value of an eager tensor. DTensor's copy to the host refuses one that
+# is sharded.
+EagerTensor = _private("framework.ops", "_EagerTensorBase")
+_private("framework.ops", "_EagerTensorBase._numpy")

@@ -1,5 +1,9 @@
 """The LayoutMap of tf.keras.dtensor: its examples and its refusals."""
 
+import ast
+import re
+
+import keras
 import pytest
 import tensorflow as tf
 
@@ -97,6 +101,41 @@ def test_a_value_that_is_no_layout_is_refused(filled, wrong, kind):
     with pytest.raises(kind, match="should be a dtensor.Layout"):
         filled["new"] = wrong
     assert "new" not in filled
+
+
+@pytest.mark.parametrize("make", [tuple, list])
+def test_a_tuple_of_axes_is_a_layout_on_the_mesh_of_the_map(mesh, make):
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["kernel"] = make([None, "model"])
+    layout_map["scalar"] = make([])
+    assert layout_map["kernel"] == layout_of(mesh, None, "model")
+    assert layout_map["scalar"] == layout_of(mesh)
+
+
+@pytest.mark.parametrize(("axes", "words"), [
+    (("model", "modle"), "mesh axes .*'batch', 'model'.* 'modle'"),
+    ((0, None), "Received: 0 in"), (("model", "model"), "key 'kernel'")])
+def test_a_tuple_of_other_things_is_refused(mesh, axes, words):
+    layout_map = tlm.LayoutMap(mesh)
+    with pytest.raises(TypeError, match=words):
+        layout_map["kernel"] = axes
+    assert "kernel" not in layout_map
+
+
+def test_the_layout_that_an_error_suggests_can_be_set(mesh):
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["d.kernel"] = (None, "model", None)
+    with pytest.raises(ValueError, match="use \\((.*)\\)") as caught:
+        with tlm.layout_map_scope(layout_map):
+            keras.Sequential([
+                keras.Input((8,)), keras.layers.Dense(8, name="d")])
+    advice = re.search(r"use (\(.*?\))", str(caught.value))[1]
+    del layout_map["d.kernel"]
+    layout_map["d.kernel"] = ast.literal_eval(advice)
+    with tlm.layout_map_scope(layout_map):
+        model = keras.Sequential([
+            keras.Input((8,)), keras.layers.Dense(8, name="d")])
+    assert layout_map.explain(model).ok
 
 
 def test_a_key_that_is_no_string_is_refused(filled, layouts):

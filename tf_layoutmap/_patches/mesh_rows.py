@@ -137,6 +137,10 @@ ROWS = [
             make=_OPS + "held_tensors:made_as_it_is")
       for name, ours in (("TFE_Py_FastPathExecute", "run_fast"),
                          ("TFE_Py_Execute", "run"))),
+    Patch(GROUP, "_tf_private:EagerTensor", "_numpy",
+          "layout.mesh.transfer:numpy_of",
+          "The value of a sharded tensor cannot be read.",
+          TENSORFLOW, "tests/layout/mesh/test_transfer.py"),
     Patch(GROUP, "_tf_private:gen_resource_variable_ops", "var_handle_op",
           "layout.variables.handles:make",
           "DTensor compiles an operation for each name of a variable.",

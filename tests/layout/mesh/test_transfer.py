@@ -1,4 +1,6 @@
+import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.layout.meshes import layout_of, mesh_of
@@ -28,3 +30,23 @@ def test_packed_shards_are_the_tensor():
     for part, shard in zip(
             tf.experimental.dtensor.unpack(tensor), shards):
         assert np.array_equal(part, value[shard.slices])
+
+
+@pytest.mark.parametrize("axes", [
+    ("batch", "model"), (None, "model"), ("batch", None), (None, None)])
+def test_a_tensor_on_a_mesh_is_read_like_any_other(axes):
+    value = np.arange(24, dtype=np.float32).reshape(4, 6)
+    tensor = transfer.to_mesh(
+        value, layout_of(mesh_of(batch=2, model=2), *axes))
+    for read in (lambda x: x.numpy(), np.asarray, np.array,
+                 keras.ops.convert_to_numpy):
+        assert np.array_equal(read(tensor), value)
+    assert np.array_equal(np.asarray(tensor, np.float64), value)
+
+
+def test_an_error_of_a_tensor_that_is_not_sharded_is_raised_as_it_is():
+    def original(tensor):
+        raise tf.errors.UnimplementedError(None, None, "as it is")
+
+    with pytest.raises(tf.errors.UnimplementedError, match="as it is"):
+        transfer.numpy_of(original, tf.constant(1.0))

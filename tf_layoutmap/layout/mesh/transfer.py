@@ -3,7 +3,7 @@
 No device ever holds more than its own shard on the way.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,6 +157,22 @@ def to_host(tensor: Any) -> np.ndarray:
     layout = dtensor.fetch_layout(tensor)
     with step_errors.errors_once(layout.mesh):
         return _to_host(tensor, layout, shape)
+
+
+def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
+    """Returns the value of an eager tensor; gathers it if it is sharded.
+
+    Args:
+      original: Reads a tensor that one device, or each device, holds in full.
+      tensor: An eager tensor.
+    """
+    try:
+        return original(tensor)
+    except tf.errors.UnimplementedError:
+        if not on_mesh(tensor) or (
+                dtensor.fetch_layout(tensor).is_fully_replicated()):
+            raise
+    return to_host(tensor)
 
 
 def read_divided(variable: Any) -> Any:

@@ -241,9 +241,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         mesh = self._default_mesh
         if mesh is None:
             raise LayoutTypeError(
-                "A LayoutMap without a mesh takes dtensor.Layout values only. "
-                f"Received: {axes!r} (key {key!r}). Make the map with "
-                "LayoutMap(mesh=mesh).")
+                f"{axes!r} should be a dtensor.Layout in a LayoutMap without a "
+                f"mesh (key {key!r}). Make the map with LayoutMap(mesh=mesh) to "
+                "set tuples of axis names.")
         specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
         for axis in specs:
             if axis != dtensor.UNSHARDED and axis not in mesh.dim_names:

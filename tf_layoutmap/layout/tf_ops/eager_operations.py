@@ -10,6 +10,8 @@ from tf_layoutmap.layout.mesh import error_messages, pinning
 from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 
 _is_strict = ThreadValue(False)
+# What gathers inputs. Its own inputs cannot be gathered first.
+_GATHERING = frozenset(("Relayout", "RelayoutLike", "CopyToMesh"))
 # Of which this process has been told.
 _told: set[str] = set()
 
@@ -37,7 +39,8 @@ def whole_inputs(message: str, operation: str,
     Returns:
       None if DTensor did not refuse to divide it, or nothing is divided.
     """
-    if not may_run_whole(message) or _tf_private.op_def_of(operation) is None:
+    if operation in _GATHERING or not may_run_whole(message) or (
+            _tf_private.op_def_of(operation) is None):
         return None
     whole = [pinning.whole(x, None) for x in inputs]
     if all(after is x for after, x in zip(whole, inputs)):
