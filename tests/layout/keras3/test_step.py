@@ -1,5 +1,8 @@
 """Unchanged Keras code trains a model on a mesh, to the same numbers."""
 
+import types
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -85,6 +88,85 @@ def test_no_step_is_taken_at_the_end_of_data_of_unknown_length():
     assert found[1] == expected[1] == 3 * length
     pairs.assert_alike(expected, found)
     pairs.assert_same_weights(first, second)
+
+
+def warnings_of(caught, words):
+    return [str(one.message) for one in caught
+            if one.category is LayoutMapWarning and words in str(one.message)]
+
+
+def test_a_batch_size_that_the_mesh_does_not_divide_is_told_once():
+    model = pairs.on_mesh(pairs.dense_model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pairs.fit(model, batch_size=7)
+        model.evaluate(X, Y, batch_size=7, verbose=0)
+    sentence, = warnings_of(caught, "multiple of 2")
+    assert "batches of 7 samples" in sentence
+    assert "batch size of 8" in sentence
+
+
+@pytest.mark.parametrize("options", [
+    # The last batch is smaller.
+    {"x": X[:29], "y": Y[:29], "batch_size": 8},
+    {"batch_size": 8}])
+def test_a_batch_size_that_the_mesh_divides_is_not_warned_of(options):
+    model = pairs.on_mesh(pairs.dense_model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pairs.fit(model, epochs=1, **options)
+    assert not warnings_of(caught, "")
+
+
+@pytest.mark.parametrize("jit_compile", [True, False, "auto"])
+def test_jit_compile_is_told_once_to_have_no_effect(jit_compile):
+    model = pairs.on_mesh(pairs.dense_model)
+    model.compile("sgd", pairs.loss(), jit_compile=jit_compile)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, batch_size=8, verbose=0)
+        model.evaluate(X, Y, batch_size=8, verbose=0)
+    assert len(warnings_of(caught, "jit_compile")) == (jit_compile is True)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: keras.layers.StringLookup(vocabulary=["a", "b"]),
+    lambda: keras.layers.TextVectorization(
+        vocabulary=["a", "b"], output_sequence_length=4)])
+def test_a_model_that_looks_strings_up_is_refused_with_the_way_out(make):
+    def with_lookup():
+        return keras.Sequential([
+            keras.Input((1,), dtype="string"), make(),
+            keras.layers.Embedding(4, 8), keras.layers.Flatten(),
+            keras.layers.Dense(4, name="d2")])
+
+    model = pairs.on_mesh(with_lookup)
+    model.compile("sgd", pairs.loss())
+    data = tf.data.Dataset.from_tensors((tf.constant([["a"], ["b"]]), [0, 1]))
+    with pytest.raises(UnsupportedByDTensorError, match="dataset.map"):
+        model.fit(data, verbose=0)
+
+
+def test_tensorboard_makes_images_of_sharded_weights(tmp_path):
+    def make():
+        return pairs.sequential((8, 8, 3), keras.layers.Conv2D(
+            16, 3, name="d1"))
+
+    model = pairs.on_mesh(make, {
+        "d1.kernel": (None, None, None, "model"), "d2.kernel": ("model", None)})
+    images = {}
+
+    class Recording(keras.callbacks.TensorBoard):
+        # In place of the package `tensorboard`, which need not be installed.
+        summary = types.SimpleNamespace(
+            image=lambda name, data, step: images.update({name: data}))
+
+    callback = Recording(tmp_path, write_images=True)
+    for weight in model.weights:
+        callback._log_weight_as_image(weight, weight.path, 0)
+    kernel = model.get_layer("d2").kernel.numpy()
+    image = images[model.get_layer("d2").kernel.path]
+    assert np.array_equal(np.sort(image, axis=None), np.sort(kernel, axis=None))
 
 
 def test_callbacks_see_and_set_host_numbers():

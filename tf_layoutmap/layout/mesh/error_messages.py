@@ -15,6 +15,9 @@ _COMPILER = "dtensor_graph_to_mlir_pass"
 _PLACE = re.compile(r"^loc\(.*?\]\): ")
 _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 
+# How its compiler prints the type of a string tensor that it cannot exchange.
+_STRINGS = "tf_type.string"
+
 _IN_THE_DATA = (
     "{} belongs in the input: make the layer outside the scope and use "
     "dataset.map(lambda x, y: (layer(x), y)).")
@@ -119,6 +122,13 @@ def _where(op: str, model: Any, graph: Any) -> str:
 
 def _sentence(error: str, model: Any, kind: str,
               graph: Callable[[], Any]) -> str | None:
+    if _STRINGS in error:
+        return (
+            "A step on a mesh takes numbers; devices do not exchange strings. "
+            f"Received: a string tensor, while model {model.name!r} was to "
+            f"{kind}. Look strings up on the host, before the step: call "
+            "StringLookup, TextVectorization or FeatureSpace in dataset.map, "
+            "and give the model their results.")
     lacking = _LACKS.search(error)
     if lacking is not None:
         op = lacking.group(1)

@@ -5,6 +5,7 @@ ours: it takes a batch from the host, divides it along the batch axis of the
 mesh, runs the model's own `train_step` there, and brings the logs back.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,7 @@ class MeshStep:
         if not self._is_prepared:
             self.prepare(batch)
             self._is_prepared = True
+            self._warn_of_settings(batch)
         self.checks.compare_model()
         batch = self.map_structure(
             lambda x: batches.to_batch(x, mesh, batch_dim), batch)
@@ -89,6 +91,46 @@ class MeshStep:
             # Errors of a step arrive with what is read of it.
             return self.map_structure(batches.to_host_tensor, outputs)
 
+    def _warn_of_settings(self, batch: Any) -> None:
+        """Warns once of what is accepted and without effect on a mesh."""
+        warned = vars(self.model).setdefault("_mesh_warned", set())
+        for what, sentence in (
+                ("jit_compile", _warning_of_xla(self.model)),
+                ("batch", self._warning_of_batch(batch))):
+            if sentence is not None and what not in warned:
+                warned.add(what)
+                warnings.warn(sentence, error_messages.LayoutMapWarning,
+                              stacklevel=4)
+
+    def _warning_of_batch(self, batch: Any) -> str | None:
+        """Returns what a batch size costs that the mesh does not divide.
+
+        The first batch counts: the last one of an epoch may be smaller.
+        """
+        mesh, batch_dim = self.context.mesh, self.context.batch_dim
+        if batch_dim is None:
+            return None
+        count = mesh.dim_size(batch_dim)
+        sizes = [x.shape[0] for x in tf.nest.flatten(batch)
+                 if len(getattr(x, "shape", ())) > 0]
+        uneven = next((size for size in sizes if size % count), None)
+        if uneven is None:
+            return None
+        return (
+            f"Mesh axis {batch_dim!r} divides batches among {count} devices "
+            f"where their size is a multiple of {count}. Received: batches of "
+            f"{uneven} samples for model {self.model.name!r}, which every "
+            f"device computes in full. Use a batch size of "
+            f"{-(-uneven // count) * count}.")
+
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`, or None without one."""
         return None if self.model.run_eagerly else self._run.graph(batch)
+
+
+def _warning_of_xla(model: Any) -> str | None:
+    if not getattr(model, "jit_compile", None):
+        return None
+    return (f"Steps on a mesh are not compiled with XLA. Received: model "
+            f"{model.name!r}, compiled with jit_compile=True, which has no "
+            "effect. Use jit_compile=False.")
