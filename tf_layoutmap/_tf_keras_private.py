@@ -65,7 +65,7 @@ def is_building_a_model() -> bool:
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")
 
-# What draws for initializers and dropout. A seed is drawn when it is first used.
+# What draws for initializers and dropout; its seed is drawn at its first use.
 RandomGenerator = _NAMES.find("backend", "RandomGenerator")
 _NAMES.check_method(RandomGenerator, "_maybe_init")
 

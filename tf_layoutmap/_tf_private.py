@@ -570,7 +570,7 @@ def replace_item(items: Any, index: int, value: Any) -> None:
     items._non_append_mutation = is_changed
     items._update_snapshot()
 
-# Reads the value of an eager tensor. DTensor's copy to the host refuses one that
-# is sharded.
+# Reads the value of an eager tensor. DTensor's copy to the host refuses one
+# that is sharded.
 EagerTensor = _private("framework.ops", "_EagerTensorBase")
 _private("framework.ops", "_EagerTensorBase._numpy")

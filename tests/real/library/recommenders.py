@@ -1,7 +1,7 @@
 """Models of TensorFlow Recommenders and of deepctr, which need tf_keras.
 
-Both are imported in the process of a case, which `kinds.ENVIRONMENT` starts with
-TF_USE_LEGACY_KERAS=1: they use `tf.keras`.
+Both use `tf.keras` and are imported in the process of a case, which
+`kinds.ENVIRONMENT` starts with TF_USE_LEGACY_KERAS=1.
 """
 
 import contextlib

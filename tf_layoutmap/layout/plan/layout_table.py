@@ -227,13 +227,14 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return value.mesh
 
     def _check_layout(self, key: Any, layout: Any) -> Any:
-        """Returns the layout for a value; a tuple names an axis per dimension."""
+        """Returns a layout; a tuple names the mesh axis of each dimension."""
         if isinstance(layout, tuple | list):
             return self._layout_of_axes(key, layout)
         if not isinstance(layout, dtensor.Layout):
             raise LayoutTypeError(
                 f"{layout!r} should be a dtensor.Layout, or a tuple of axis "
-                f"names of the mesh, got {type(layout).__name__} (key {key!r}).")
+                f"names of the mesh, got {type(layout).__name__} "
+                f"(key {key!r}).")
         return layout
 
     def _layout_of_axes(self, key: Any,
@@ -242,15 +243,15 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         if mesh is None:
             raise LayoutTypeError(
                 f"{axes!r} should be a dtensor.Layout in a LayoutMap without a "
-                f"mesh (key {key!r}). Make the map with LayoutMap(mesh=mesh) to "
-                "set tuples of axis names.")
+                f"mesh (key {key!r}). Make the map with LayoutMap(mesh=mesh) "
+                "to set tuples of axis names.")
         specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
         for axis in specs:
             if axis != dtensor.UNSHARDED and axis not in mesh.dim_names:
                 raise LayoutTypeError(
                     "A layout given as a tuple has, for each dimension, one of "
-                    f"the mesh axes {mesh.dim_names} or None. Received: {axis!r} "
-                    f"in {axes!r} (key {key!r}).")
+                    f"the mesh axes {mesh.dim_names} or None. Received: "
+                    f"{axis!r} in {axes!r} (key {key!r}).")
         try:
             return dtensor.Layout(specs, mesh)
         except ValueError as error:

@@ -43,7 +43,8 @@ def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
     """Whether the weights of `model` are made by tracing its step.
 
     A model whose `train_step` uses its layers directly needs no `call`
-    (`tfrs.Model`, GANs), and may have several optimizers, each for other weights.
+    (`tfrs.Model`, GANs), and may have several optimizers, each for other
+    weights.
     """
     if getattr(step, "__func__", None) is getattr(
             tf_keras.Model, f"{kind}_step"):
