@@ -169,7 +169,9 @@ def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
     try:
         return original(tensor)
     except tf.errors.UnimplementedError:
-        if not on_mesh(tensor) or (
+        # TensorFlow reads tensors to make constants of functions, too, and
+        # captures what cannot be read.
+        if not tf.executing_eagerly() or not on_mesh(tensor) or (
                 dtensor.fetch_layout(tensor).is_fully_replicated()):
             raise
     return to_host(tensor)
