@@ -204,29 +204,61 @@ _gradients = _private("framework.ops", "gradient_registry")
 _private("framework.registry", "Registry._registry")
 
 
-def leave_gradient_to_graph(op: Any) -> bool:
-    """Lets the graph of an operation keep its registered gradient, alone.
+def gradient_name_of(op: Any) -> str | None:
+    """Returns the name of an operation's registered gradient; None without."""
+    try:
+        return tf.compat.as_str(op.get_attr(_GRADIENT_NAME))
+    except ValueError:
+        return None
+
+
+def leave_gradient_to_graph(name: str, graph: Any) -> None:
+    """Lets `graph` keep a registered gradient, alone.
 
     Not the operation, whose attributes Python's garbage collector does not
-    see: the graph would never be freed. Returns whether it has one.
+    see: the graph would never be freed.
     """
-    try:
-        name = tf.compat.as_str(op.get_attr(_GRADIENT_NAME))
-    except ValueError:
-        return False
+    entry = _gradients._registry.get(name)
+    if entry is None:
+        return
     gradient = _gradients.lookup(name)
-    if not hasattr(op.graph, "_layoutmap_gradients"):
-        op.graph._layoutmap_gradients = []
-    op.graph._layoutmap_gradients.append(gradient)
+    if not hasattr(graph, "_layoutmap_gradients"):
+        graph._layoutmap_gradients = []
+    graph._layoutmap_gradients.append(gradient)
     found: Any = weakref.ref(
         gradient, lambda _: _gradients._registry.pop(name, None))
 
     def registered(op: Any, *gradients: Any) -> Any:
         return found()(op, *gradients)
 
-    _gradients._registry.pop(name)
-    _gradients.register(registered, name)
-    return True
+    _gradients._registry[name] = {
+        tag: registered if value is gradient else value
+        for tag, value in entry.items()}
+
+
+_private("framework.func_graph", "FuncGraph.external_captures")
+_private("framework.func_graph", "FuncGraph.outer_graph")
+
+
+def tensors_used_by(graph: Any) -> list[Any]:
+    """Returns the eager tensors that a function's graph captures.
+
+    Handles of variables are among them. Those of the graphs that it is in, and
+    of those that it captures symbolic tensors of, are its own, too.
+    """
+    graphs, tensors = [graph], []
+    for one in graphs:
+        if not isinstance(one, FuncGraph):
+            continue
+        outside = [one.outer_graph]
+        for tensor in one.external_captures:
+            if tf.is_symbolic_tensor(tensor):
+                outside.append(tensor.graph)
+            else:
+                tensors.append(tensor)
+        graphs += [other for other in dict.fromkeys(outside) if not any(
+            other is known for known in graphs)]
+    return tensors
 
 
 # How the functions that this thread calls are optimized: for a mesh otherwise.
@@ -521,6 +553,38 @@ _DTENSOR.find("api", "_dtensor_singleton")
 def has_dtensor_device() -> bool:
     """Whether DTensor's device is made, which happens at its first use."""
     return dtensor_api._dtensor_singleton is not None
+
+
+_OUTPUT_LAYOUT = "_current_output_layout"
+if _OUTPUT_LAYOUT not in _DTENSOR.find(
+        "dtensor_device", "DTensorDevice._default_layout"
+        ).__wrapped__.__code__.co_names:
+    raise _DTENSOR.refusal(f"where `DTensorDevice` has no `{_OUTPUT_LAYOUT}`")
+
+
+def has_output_layout() -> bool:
+    """Whether all eager results get one layout: in `call_with_layout`."""
+    return getattr(
+        dtensor_api._dtensor_singleton, _OUTPUT_LAYOUT, None) is not None
+
+
+def dtensor_device() -> Any:
+    """Returns DTensor's device; makes it if there is none.
+
+    `tf.experimental.dtensor.shutdown_accelerator_system` makes the next use
+    of DTensor make another one, on which tensors of this one are of no use.
+    """
+    return dtensor_api._dtensor_device()
+
+
+def kept_with_device(kind: str) -> dict[Any, Any]:
+    """Returns the dict of one kind of tensors that lives as long as the device.
+
+    Args:
+      kind: What is kept.
+    """
+    kept = vars(dtensor_device()).setdefault("_layoutmap_kept", {})
+    return kept.setdefault(kind, {})
 
 
 # Where all of TensorFlow's Python runs an eager operation, the fast way and the

@@ -1,19 +1,31 @@
-"""Gradients of `tf.custom_gradient` are TensorFlow's, and freed."""
+"""Gradients of `tf.custom_gradient` are TensorFlow's, and freed with tables.
+
+In graphs that use no variable of ours they stay, as TensorFlow keeps them.
+"""
 
 import gc
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import (
+    convert_variables_to_constants_v2,
+)
 
+import tf_layoutmap as tlm
 from tests.freed.alive import left_by
 from tf_layoutmap import _tf_private
 from tf_layoutmap._patches import engine
 
 
-@pytest.fixture(autouse=True)
-def installed():
-    engine.ensure("memory")
+def table(values):
+    """A table of ours, by which graphs that read it are freed."""
+    return tlm.ShardedVariable([tf.Variable([value]) for value in values])
+
+
+def used(rows):
+    """Reads a table, so that the graph that is traced is one of ours."""
+    return tf.stop_gradient(tf.reduce_sum(tf.convert_to_tensor(rows))) * 0.0
 
 
 @tf.custom_gradient
@@ -45,11 +57,13 @@ def test_gradients_are_those_of_tensorflow_and_freed(make, expected):
     gradients = []
 
     def program():
-        x, function = tf.Variable([1.0, 3.0]), make()
+        rows, function = table([1.0, 3.0]), make()
 
         @tf.function
         def gradient():
+            x = tf.convert_to_tensor(rows)
             with tf.GradientTape() as tape:
+                tape.watch(x)
                 y = tf.reduce_sum(function(x)[0])
             return tape.gradient(y, x)
 
@@ -100,7 +114,9 @@ def test_a_gradient_is_found_by_its_name_while_its_graph_is_there(tmp_path):
 
 def test_nothing_stays_registered():
     def program():
-        tf.function(tripled_gradient)(tf.constant([1.0]))
+        rows = table([1.0])
+        tf.function(lambda x: tripled_gradient(x) + used(rows))(
+            tf.constant([1.0]))
 
     program()
     gc.collect()
@@ -108,6 +124,76 @@ def test_nothing_stays_registered():
     program()
     gc.collect()
     assert set(_tf_private._gradients.list()) == before
+
+
+@tf.custom_gradient
+def reversed_gradient(x):
+    return tf.identity(x), lambda dy: -dy
+
+
+def traced():
+    return tf.function(reversed_gradient).get_concrete_function(
+        tf.TensorSpec([2], name="x"))
+
+
+def pruned():
+    wrapped = tf.compat.v1.wrap_function(
+        reversed_gradient, [tf.TensorSpec([2])])
+    return wrapped.prune(wrapped.inputs, wrapped.outputs)
+
+
+def frozen():
+    factor = tf.Variable(2.0)
+    function = tf.function(lambda x: reversed_gradient(x) * factor)
+    return convert_variables_to_constants_v2(
+        function.get_concrete_function(tf.TensorSpec([2])))
+
+
+def imported(read):
+    graph = traced().graph
+    graph_def, output = graph.as_graph_def(), graph.outputs[0].name
+    del graph
+    gc.collect()
+
+    def call(x):
+        return read(graph_def, x, output)
+
+    return tf.compat.v1.wrap_function(call, [tf.TensorSpec([2])])
+
+
+def from_graph_def(graph_def, x, output):
+    return tf.graph_util.import_graph_def(
+        graph_def, input_map={"x:0": x}, return_elements=[output])[0]
+
+
+def from_meta_graph(graph_def, x, output):
+    meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
+    meta_graph.meta_info_def.tensorflow_version = "2"
+    tf.compat.v1.train.import_meta_graph(meta_graph, input_map={"x:0": x})
+    return tf.compat.v1.get_default_graph().get_tensor_by_name(output)
+
+
+@pytest.mark.parametrize(("make", "expected"), [
+    (pruned, -1), (frozen, -2), (lambda: imported(from_graph_def), -1),
+    (lambda: imported(from_meta_graph), -1)])
+def test_copies_of_a_graph_that_was_freed_have_its_gradients(make, expected):
+    table([1.0])
+    function = make()
+    gc.collect()
+    x = tf.constant([1.0, 3.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    np.testing.assert_array_equal(tape.gradient(y, x), [expected, expected])
+
+
+def test_a_graph_that_uses_nothing_of_ours_keeps_its_gradients():
+    table([1.0])
+    before = set(_tf_private._gradients.list())
+    traced()
+    gc.collect()
+    left, = set(_tf_private._gradients.list()) - before
+    assert left.startswith("CustomGradient-")
 
 
 @pytest.mark.parametrize("kind", ["ragged", "number"])
@@ -120,8 +206,11 @@ def test_results_of_other_kinds(kind):
         return [7, tf.identity(x)], lambda _, dy: dy * 5
 
     def program():
+        rows = table([1.0, 2.0])
+
         @tf.function
-        def gradient(x):
+        def gradient():
+            x = tf.convert_to_tensor(rows)
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 y = tf.nest.flatten(made(x), expand_composites=True)
@@ -129,13 +218,14 @@ def test_results_of_other_kinds(kind):
             return tape.gradient(y, x)
 
         np.testing.assert_array_equal(
-            gradient(tf.constant([1.0, 2.0])), [5, 5])
+            gradient(), [5, 5])
 
     assert not left_by(program)
 
 
 def test_tensorflow_itself_still_keeps_them():
     """When this fails, TensorFlow is mended: remove the row, and all of it."""
+    engine.ensure("memory")
     installed = engine._counts["memory"]
     for _ in range(installed):
         engine.uninstall("memory")

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _checks, _tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._patches import engine, freed_gradients
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import arguments, resharding
 from tf_layoutmap.sharded.access import reading, tensor_use, writing
@@ -83,7 +83,7 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         return table
 
     def _hold(self, shards: Shards) -> None:
-        engine.ensure("memory")
+        freed_gradients.free_with_variables(shards.variables)
         self._own_shards = shards
         self._is_component = False
         self._saving_variable = None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_layoutmap import _ops
+from tf_layoutmap._patches import freed_gradients
 from tf_layoutmap.embedding.host import (
     engine_counts,
     op_arguments,
@@ -91,6 +92,7 @@ class HostEngine:
                 **op_arguments.config_attrs(
                     spec, variables, out_of_range=out_of_range,
                     rounding_seed=rounding_seed))
+        freed_gradients.free_with([self._handle])
 
     @property
     def handle(self) -> tf.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private, partition
-from tf_layoutmap._patches import engine
+from tf_layoutmap._patches import freed_gradients
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.variables import (
     table_variable,
@@ -70,7 +70,6 @@ def create_tables(
         columns, or a variable creator gives what the engine cannot train;
         all name the table.
     """
-    engine.ensure("memory")
     variables = {}
     with (tf.device(HOST), tf.name_scope(""),
           creation_progress.shown(sum(map(_num_bytes, spec.tables)))):
@@ -79,6 +78,9 @@ def create_tables(
                 table, partitioner, by_segment=place is not None)
             variables[table.name] = _create_table(
                 table, num_shards, place, only)
+    freed_gradients.free_with_variables(
+        part for made in variables.values() for value in made.values()
+        for part in shards_of(value))
     return variables
 
 

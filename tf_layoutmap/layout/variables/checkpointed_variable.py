@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_layoutmap import _tf_private
+from tf_layoutmap._patches import freed_gradients
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.variables import checkpoint_files
 from tf_layoutmap.layout.variables.all_or_nothing_variable import (
@@ -34,6 +35,10 @@ class StoredVariable(AllOrNothingVariable):
 
     # How often it was set outside of a function: processes compare it.
     times_set = 0
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        freed_gradients.free_with_variables([self])
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns `value`; counts it unless a function is traced."""
