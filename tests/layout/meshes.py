@@ -14,12 +14,13 @@ def mesh_of(**sizes: int):
     DTensor is prepared first, as programs do it: a test may be the first of
     its process, and errors of later ones could end it otherwise.
     """
-    prepare.prepare_process()
     count = 1
     for size in sizes.values():
         count *= size
-    return dtensor.create_mesh(
+    mesh = dtensor.create_mesh(
         list(sizes.items()), devices=[f"CPU:{i}" for i in range(count)])
+    prepare.prepare_process(mesh)
+    return mesh
 
 
 def layout_of(mesh, *axes: str | None):

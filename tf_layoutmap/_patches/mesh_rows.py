@@ -33,7 +33,8 @@ def _random(module: str, ours: str, why: str, **names: str) -> list[Patch]:
         common: dict[str, Any] = dict(
             group=GROUP, ours=f"{_OPS}random_operations:{ours}", why=why,
             seen_in=TENSORFLOW, test=_TESTS + "test_random_operations.py",
-            make=_OPS + "random_operations:correct")
+            make=_OPS + "random_operations:" + (
+                "correct_on_all_meshes" if ours == "seeded" else "correct"))
         rows += [Patch(owner=made[0], name=name, **common),
                  Patch(owner="tensorflow:raw_ops", name=raw, base=made,
                        **common)]

@@ -86,7 +86,7 @@ def prepared_context(layout_map: LayoutTable, init: str,
     _checks.check_one_of("init", init, initial_values.INITS)
     context = MeshContext(layout_map, init, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)
-    prepare_process()
+    prepare_process(context.mesh)
     dtensor_switches.refuse_unsafe_process(context.mesh)
     patches.ensure("keras3")
     return context

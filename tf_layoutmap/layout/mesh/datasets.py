@@ -15,10 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.layout.mesh.layouts import is_own
+
 
 def iterate(original: Callable[[Any], Any],
             dataset: tf.experimental.dtensor.DTensorDataset) -> Any:
     """Returns an iterator over batches, each of which comes once."""
+    if not is_own(dataset._mesh):
+        return original(dataset)
     per_client = dataset._num_local_devices_per_replica
     clients = dataset._mesh.size // (dataset.num_global_replicas * per_client)
     dataset._num_clients_per_replica = clients

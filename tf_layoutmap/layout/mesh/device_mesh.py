@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import _checks
-from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh, claim
 
 dtensor = tf.experimental.dtensor
 
@@ -116,12 +116,14 @@ def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
       ValueError: It is no grid of devices.
     """
     if isinstance(mesh, Mesh):
+        claim(mesh)
         return mesh
     made = _meshes.get(check_mesh("device_mesh", mesh))
     if made is None:
         devices = np.asarray(mesh.devices)
         check_grid(mesh.shape, mesh.axis_names, devices)
         made = _meshes[mesh] = _make(mesh.shape, mesh.axis_names, devices)
+        claim(made)
     return made
 
 

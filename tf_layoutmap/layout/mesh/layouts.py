@@ -1,4 +1,7 @@
-"""What a layout says of each dimension, and a mesh of each axis."""
+"""What a layout says of each dimension, and a mesh of each axis.
+
+And which meshes are ours: DTensor is corrected on those only.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,27 @@ if TYPE_CHECKING:
 else:
     Mesh = dtensor.Mesh
     Layout = dtensor.Layout
+
+# The meshes that programs have passed to this package. A mesh is a value, so
+# an equal one, as `dtensor.fetch_layout` returns it, is the same mesh.
+_own: set[str] = set()
+
+
+def claim(mesh: Mesh) -> None:
+    """Records that a program passes `mesh` to this package."""
+    _own.add(mesh.to_string())
+    if mesh.device_type() != "CPU":
+        # Its datasets and checkpoints are on the hosts of its devices.
+        _own.add(mesh.host_mesh().to_string())
+
+
+def is_own(mesh: Mesh) -> bool:
+    """Whether `mesh` was passed to this package.
+
+    On other meshes, programs that use DTensor alone get TensorFlow's results
+    and errors.
+    """
+    return mesh.to_string() in _own
 
 
 def axes_of_layout(layout: Layout) -> tuple[str | None, ...]:

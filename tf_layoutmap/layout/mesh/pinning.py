@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh.layouts import Mesh, is_own
 
 dtensor = tf.experimental.dtensor
 
@@ -104,9 +105,18 @@ def on_mesh(value: Any) -> bool:
             dtensor.is_dtensor(value))
 
 
+def on_own_mesh(value: Any) -> bool:
+    """Whether `value` is an eager tensor on a mesh of this package."""
+    return on_mesh(value) and is_own(dtensor.fetch_layout(value).mesh)
+
+
 def _can_be_pinned(x: Any) -> bool:
     # While tracing, a tensor that is not symbolic is a constant of the graph.
-    return tf.is_symbolic_tensor(x) or (tf.executing_eagerly() and on_mesh(x))
+    # In `dtensor.call_with_layout` every eager result gets the same layout: a
+    # relayout to another one fails.
+    return tf.is_symbolic_tensor(x) or (
+        tf.executing_eagerly() and on_mesh(x) and
+        not _tf_private.has_output_layout())
 
 
 def _pinned(x: Any, mesh: Mesh | None,

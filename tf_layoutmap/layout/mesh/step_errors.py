@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh.layouts import Layout, Mesh, is_own
 
 dtensor = tf.experimental.dtensor
 
 _lock = threading.Lock()
-_probes: dict[str, Any] = {}
-_complete: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -64,11 +63,12 @@ def _probe_of(mesh: Mesh) -> Any:
     """Returns a tensor on `mesh` to find errors with, 0.1 ms a time."""
     key = mesh.to_string()
     with _lock:
-        if key not in _probes:
-            _probes[key] = dtensor.pack(
+        probes = _tf_private.kept_with_device("probes")
+        if key not in probes:
+            probes[key] = dtensor.pack(
                 [np.zeros([1], np.float32)] * mesh.num_local_devices(),
                 dtensor.Layout.replicated(mesh, 1))
-        return _probes[key]
+        return probes[key]
 
 
 def complete_groups(mesh: Mesh) -> None:
@@ -79,10 +79,11 @@ def complete_groups(mesh: Mesh) -> None:
     """
     key = mesh.to_string()
     # Several processes would have to do this at the same time.
-    if key in _complete or mesh.num_local_devices() < mesh.size or (
+    complete = _tf_private.kept_with_device("complete_groups")
+    if key in complete or mesh.num_local_devices() < mesh.size or (
             mesh.size == 1 or not tf.executing_eagerly()):
         return
-    _complete.add(key)
+    complete[key] = True
     names = mesh.dim_names
     shape = [mesh.dim_size(name) for name in names]
     layout = dtensor.Layout(names, mesh)
@@ -109,7 +110,8 @@ def reset_device(original: Callable[..., None], is_async: bool) -> None:
 def copy_to_mesh(original: Callable[..., Any], tensor: Any, layout: Layout,
                  *args: Any, **kwargs: Any) -> Any:
     """`dtensor.copy_to_mesh`, which an earlier error does not stop."""
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() and is_own(layout.mesh) and (
+            not _tf_private.has_output_layout()):
         # Of a step whose results nobody has read: raised here, as the copy
         # would, but the next one is made.
         error = queued_error(layout.mesh)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import graph_optimizer, pinning, step_errors
-from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.layouts import Mesh, is_own
 from tf_layoutmap.layout.mesh.prepare import prepare_process
 from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 
@@ -34,7 +34,7 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
       mesh: `dtensor.Mesh`.
       batch_dim: Mesh axis that cuts batches; None if none does.
     """
-    prepare_process()
+    prepare_process(mesh)
     error = None
     step_errors.complete_groups(mesh)
     with (dtensor.default_mesh(mesh), graph_optimizer.switched_off(),
@@ -62,13 +62,15 @@ def mesh_of_trace() -> Mesh | None:
 def mesh_of_operation() -> Mesh | None:
     """Returns the mesh that an operation is traced for now, or None.
 
-    That is so inside of TensorFlow's own `default_mesh`, too. What `tf.data`
-    traces runs on the host.
+    TensorFlow's own `default_mesh` counts, too, if the mesh was passed to this
+    package. What `tf.data` traces runs on the host.
     """
     mesh = mesh_of_trace()
     # TensorFlow forgets to reset the mesh after an error, but not the device.
     if mesh is None and pinning.DEVICE in _tf_private.current_device():
         mesh = dtensor.get_default_mesh()
+        if mesh is not None and not is_own(mesh):
+            return None
     return None if mesh is not None and _of_a_dataset() else mesh
 
 

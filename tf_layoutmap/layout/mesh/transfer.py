@@ -100,7 +100,7 @@ def to_mesh(value: Any, layout: Layout) -> Any:
     Raises:
       ValueError: `layout` does not fit the shape.
     """
-    prepare_process()
+    prepare_process(layout.mesh)
     if on_mesh(value):
         if dtensor.fetch_layout(value) == layout:
             return value
@@ -119,7 +119,7 @@ def padded_to_mesh(value: Any, layout: Layout) -> Any:
       value: numpy array or eager tensor.
       layout: `dtensor.Layout` wanted; it fits the padded shape.
     """
-    prepare_process()
+    prepare_process(layout.mesh)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
     shards = unique_shards(tensor.shape, layout)
     return packed(

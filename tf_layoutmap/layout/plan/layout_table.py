@@ -50,7 +50,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             _checks.check_type(
                 "mesh", mesh, dtensor.Mesh,
                 "a tf.experimental.dtensor.Mesh or None")
-        prepare_process()
+        prepare_process(mesh)
         self._default_mesh = mesh
         # As `_check_layout` returns them.
         self._layouts: dict[str, Any] = {}
@@ -235,6 +235,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
                 f"{layout!r} should be a dtensor.Layout, or a tuple of axis "
                 f"names of the mesh, got {type(layout).__name__} "
                 f"(key {key!r}).")
+        prepare_process(layout.mesh)
         return layout
 
     def _layout_of_axes(self, key: Any,

@@ -1,7 +1,9 @@
 """How an operation that DTensor gets wrong is corrected, for every caller.
 
-Where a function is traced for a mesh, and eagerly where a tensor is on one, the
-corrected operation is called; everywhere else the original, as it came.
+Where a function is traced for a mesh of this package, and eagerly where a
+tensor is on one, the corrected operation is called; everywhere else the
+original, as it came. So it is in `dtensor.call_with_layout`, which gives every
+eager result one layout.
 """
 
 import functools
@@ -10,7 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import own_trace, pinning, trace_context
+from tf_layoutmap.layout.mesh.layouts import is_own
 
 dtensor = tf.experimental.dtensor
 
@@ -29,7 +33,8 @@ def correct(original: Callable[..., Any],
         if tf.executing_eagerly():
             # Tensors on a mesh know theirs.
             mesh = None
-            applies = any(map(_on_mesh, (*args, *kwargs.values())))
+            applies = any(map(_on_mesh, (*args, *kwargs.values()))) and (
+                not _tf_private.has_output_layout())
         else:
             mesh = trace_context.mesh_of_operation()
             applies = mesh is not None and not own_trace.is_whole()
@@ -44,5 +49,6 @@ def _on_mesh(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_on_mesh, value))
     if isinstance(value, tf.Tensor):
-        return pinning.on_mesh(value)
-    return isinstance(getattr(value, "layout", None), dtensor.Layout)
+        return pinning.on_own_mesh(value)
+    layout = getattr(value, "layout", None)
+    return isinstance(layout, dtensor.Layout) and is_own(layout.mesh)

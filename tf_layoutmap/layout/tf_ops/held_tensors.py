@@ -8,6 +8,7 @@ is looked at, and nothing is slower.
 """
 
 import re
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -54,8 +55,13 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
     try:
         return original(*args)
     except _tf_private.OperationFailed as error:
-        if _refused_input(error, args[1]) is None and (
-                not eager_operations.may_run_whole(error.message)):
+        # Run once only if nothing can be done: at a further failure of one
+        # operation, DTensor can say something else.
+        inputs = tf.nest.flatten(args[3:])
+        if _mesh_of(inputs) is None or (
+                _refused_input(error, args[1]) is None and
+                not eager_operations.may_run_whole(
+                    error.message, args[1], inputs)):
             raise
     raise _tf_private.FastWayRefused
 
@@ -78,8 +84,9 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
         try:
             return original(*args[:3], inputs, *args[4:])
         except tf.errors.UnknownError as error:
-            whole = eager_operations.whole_inputs(
-                error.message, operation, inputs)
+            whole = None if _mesh_of(inputs) is None else (
+                eager_operations.whole_inputs(
+                    error.message, operation, inputs))
             if whole is None:
                 raise
             inputs = whole
@@ -105,10 +112,10 @@ def packed(x: Any, mesh: Mesh) -> Any:
     """
     if pinning.on_mesh(x):
         return x
-    copies = getattr(x, _COPIES, None)
-    if copies is None:
-        copies = {}
-        setattr(x, _COPIES, copies)
+    if not hasattr(x, _COPIES):
+        setattr(x, _COPIES, weakref.WeakKeyDictionary())
+    # Those of an earlier device of DTensor are of no use.
+    copies = getattr(x, _COPIES).setdefault(_tf_private.dtensor_device(), {})
     if mesh not in copies:
         _compare(x, mesh)
         copies[mesh] = transfer.to_mesh(
@@ -141,9 +148,13 @@ def _refused_input(error: Any, operation: str | bytes) -> int | None:
 
 
 def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
-    """Returns the mesh that this thread is in, or that an input is on."""
+    """Returns the mesh of ours that this thread is in, or that an input is on.
+
+    Returns:
+      None on other meshes, whose programs get what DTensor says.
+    """
     mesh = trace_context.mesh_of_operation()
     for x in inputs if mesh is None else ():
-        if pinning.on_mesh(x):
+        if pinning.on_own_mesh(x):
             return dtensor.fetch_layout(x).mesh
     return mesh

@@ -130,12 +130,16 @@ def bias_add(original: Callable[..., Any], mesh: Mesh | None, value: Any,
              name: str | None = None) -> Any:
     """`tf.nn.bias_add`; a sum where channels are not last.
 
-    DTensor takes the last dimension for that of the channels.
+    DTensor takes the last dimension for that of the channels. The result is
+    divided as `value` is: of a bias that another axis divides, each device
+    gets the entries of its channels.
     """
     value, bias = tf.convert_to_tensor(value), tf.convert_to_tensor(bias)
     if data_format != "NCHW" or value.shape.rank in (None, 2):
         return original(value, bias, data_format=data_format, name=name)
-    return tf.add(value, tf.reshape(
-        bias, [-1, *[1] * (value.shape.rank - 2)]), name=name)
+    # Reshaped whole: a dimension of size 1 cannot be divided.
+    bias = tf.reshape(pinning.whole(bias, mesh),
+                      [-1, *[1] * (value.shape.rank - 2)])
+    return tf.add(value, bias, name=name)
 
 

@@ -49,6 +49,30 @@ def correct(original: Callable[..., Any],
     return wrapper
 
 
+def correct_on_all_meshes(original: Callable[..., Any],
+                          ours: Callable[..., Any]) -> Callable[..., Any]:
+    """As `correct`, for an operation that DTensor itself has no rule for.
+
+    `missing_rules` enables it on meshes of the program's own as well. Eagerly
+    it runs on the host there, as in TensorFlow; in a function with seeds, as
+    each device would draw other numbers.
+    """
+    on_own_meshes = correct(original, ours)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if pinning.DEVICE not in _tf_private.current_device() or (
+                trace_context.mesh_of_operation() is not None):
+            return on_own_meshes(*args, **kwargs)
+        if not tf.executing_eagerly() or any(
+                map(pinning.on_mesh, (*args, *kwargs.values()))):
+            return ours(None, *args, **kwargs)
+        with tf.device("CPU:0"):
+            return original(*args, **kwargs)
+
+    return wrapper
+
+
 def uniform(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
             **kwargs: Any) -> Any:
     """Draws with an op of ours: DTensor refuses TensorFlow's by name."""
@@ -67,7 +91,11 @@ def seeded(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
     bound = inspect.signature(original).bind(*args, **kwargs).arguments
     if not bound.get("seed") and not bound.get("seed2"):
         bound["seed"], bound["seed2"] = _new_seed(), _new_seed()
-    return pinning.whole(original(**bound), mesh)
+    drawn = original(**bound)
+    if mesh is None and tf.is_symbolic_tensor(drawn):
+        # Of a mesh that the program has not passed to this package.
+        return drawn
+    return pinning.whole(drawn, mesh)
 
 
 def stateless(original: Callable[..., Any], mesh: Mesh | None, *args: Any,

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.mesh.layouts import Mesh
 
 dtensor = tf.experimental.dtensor
 
-_sinks: dict[str, Any] = {}
 _sinks_lock = threading.Lock()
 
 
@@ -25,11 +25,12 @@ def sink_of(mesh: Mesh) -> Any:
     """Returns a variable that tokens of `mesh` are written to."""
     key = mesh.to_string()
     with _sinks_lock, tf.init_scope():
-        if key not in _sinks:
-            _sinks[key] = dtensor.DVariable(transfer.to_mesh(
+        sinks = _tf_private.kept_with_device("sinks")
+        if key not in sinks:
+            sinks[key] = dtensor.DVariable(transfer.to_mesh(
                 np.zeros([], np.float32),
                 dtensor.Layout.replicated(mesh, 0)), trainable=False)
-        return _sinks[key]
+        return sinks[key]
 
 
 def after(token: Any, value: Any) -> Any:

@@ -10,8 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh import trace_context
 
 # What messages of TensorFlow's own operations call a variable on a mesh.
 NAME = "variable_on_a_mesh"
@@ -20,6 +19,6 @@ NAME = "variable_on_a_mesh"
 def make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Makes a handle; on a mesh without the name that only messages have."""
     if "debug_name" in kwargs and tf.executing_eagerly() and (
-            pinning.DEVICE in _tf_private.current_device()):
+            trace_context.mesh_of_operation() is not None):
         kwargs["debug_name"] = NAME
     return original(*args, **kwargs)

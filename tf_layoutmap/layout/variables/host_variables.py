@@ -40,8 +40,7 @@ def write(original: Callable[..., Any], variable: Any, *args: Any,
         _check_no_mesh(
             f"`{original.__name__}` of tf.Variable {variable.name!r} of shape "
             f"{variable.shape}")
-    elif pinning.DEVICE in _tf_private.current_device() or any(
-            map(pinning.on_mesh, (*args, *kwargs.values()))):
+    elif _runs_on_mesh(*args, *kwargs.values()):
         args, kwargs = tf.nest.map_structure(
             batches.to_host_tensor, (args, kwargs))
         with tf.device(variable.handle.device):
@@ -71,12 +70,17 @@ def add(original: Callable[..., Any], resource: Any, value: Any,
         return original(resource=resource, value=value, name=name)
     if not tf.executing_eagerly():
         _check_no_mesh(f"an operation `{original.__name__}` on a variable")
-    elif pinning.DEVICE in _tf_private.current_device() or (
-            pinning.on_mesh(value)):
+    elif _runs_on_mesh(value):
         with tf.device(handle.device):
             return original(resource=resource, name=name,
                             value=batches.to_host_tensor(value))
     return original(resource=resource, value=value, name=name)
+
+
+def _runs_on_mesh(*values: Any) -> bool:
+    """Whether an eager operation with these inputs runs on a mesh of ours."""
+    return trace_context.mesh_of_operation() is not None or any(
+        map(pinning.on_own_mesh, values))
 
 
 def _check_no_mesh(what: str) -> None:
