@@ -10,7 +10,10 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout.tf_ops import eager_operations
+from tf_layoutmap import _tf_private
+from tf_layoutmap.layout.mesh import step_errors
+from tf_layoutmap.layout.tf_ops import eager_operations, held_tensors
+from tf_layoutmap.layout.variables import dependencies
 
 L = keras.layers
 MESH = mesh_of(batch=2, model=2)
@@ -81,3 +84,58 @@ def test_a_strict_map_refuses():
         of_map(False)(pairs.FEATURES)
     with pytest.raises(tf.errors.OpError, match="'tf.Split' op"):
         of_map(True)(pairs.FEATURES)
+
+
+def on_own_layout(function, layout, *args, **kwargs):
+    return tf.experimental.dtensor.call_with_layout(
+        function, layout, *args, **kwargs)
+
+
+@pytest.mark.parametrize("draw", [tf.random.normal, tf.random.uniform])
+def test_numbers_are_drawn_in_the_layout_that_a_program_asks_for(draw):
+    layout = layout_of(MESH, "batch", "model")
+    tf.random.set_seed(5)
+    drawn = on_own_layout(draw, layout, [8, 8], seed=3)
+    assert tf.experimental.dtensor.fetch_layout(drawn) == layout
+    # DTensor draws the same numbers on each device, and takes its part.
+    assert len(np.unique(tlm.layout.to_host(drawn))) == 64
+
+
+def test_a_copy_is_made_in_the_layout_that_a_program_asks_for():
+    layout = layout_of(MESH, None, None)
+    copied = on_own_layout(
+        lambda: tf.experimental.dtensor.copy_to_mesh(tf.ones([4, 4]), layout),
+        layout)
+    np.testing.assert_array_equal(tlm.layout.to_host(copied), np.ones([4, 4]))
+
+
+def test_a_lookup_in_divided_rows_is_refused_as_by_dtensor():
+    """A handle of a variable cannot be gathered, and nothing runs twice."""
+    rows = tf.experimental.dtensor.DVariable(tlm.layout.to_mesh(
+        np.ones([8, 4], np.float32), layout_of(MESH, "batch", None)))
+    ids = tlm.layout.to_mesh(np.arange(4), layout_of(MESH, None))
+    for _ in range(2):
+        with pytest.raises(tf.errors.UnknownError,
+                           match="does not support sharded 0th dimension"):
+            tf.nn.embedding_lookup(rows, ids)
+
+
+def test_what_is_kept_for_a_mesh_goes_with_the_device_of_dtensor():
+    held = tf.constant(pairs.FEATURES)
+    first = held_tensors.packed(held, MESH)
+    assert held_tensors.packed(held, MESH) is first
+    sink = dependencies.sink_of(MESH)
+    assert dependencies.sink_of(MESH) is sink
+    device = _tf_private.dtensor_api._dtensor_singleton
+    try:
+        _tf_private.dtensor_api._dtensor_singleton = None
+        assert held_tensors.packed(held, MESH) is not first
+        other = dependencies.sink_of(MESH)
+        assert other is not sink
+        assert other.handle.device != sink.handle.device
+        with step_errors.errors_once(MESH):
+            assert step_errors.queued_error(MESH) is None
+        del other
+    finally:
+        _tf_private.dtensor_api._dtensor_singleton = device
+    assert dependencies.sink_of(MESH) is sink

@@ -392,3 +392,15 @@ def test_a_bias_of_any_dimension(data_format):
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(
                 to_host(mine), plain, 1e-5, 1e-5, err_msg=str(axes))
+
+
+@pytest.mark.parametrize("own", [None, "batch", "model"])
+@pytest.mark.parametrize("axes", [("batch", "model"), ("batch", None)])
+def test_a_bias_of_first_channels_leaves_the_layout_of_its_value(axes, own):
+    x, bias = numbers(4, 4, 2, 2), numbers(4)
+    layout = layout_of(MESH, *axes, None, None)
+    y = tf.nn.bias_add(to_mesh(x, layout), to_mesh(bias, layout_of(MESH, own)),
+                       data_format="NCHW")
+    assert dtensor.fetch_layout(y) == layout
+    np.testing.assert_allclose(
+        to_host(y), x + bias[:, np.newaxis, np.newaxis], 1e-6)

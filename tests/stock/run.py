@@ -1,0 +1,73 @@
+"""Runs all programs, with the patches of `tf_layoutmap` or without them.
+
+    python -m tests.stock.run plain
+    python -m tests.stock.run patched [name of a program]
+
+Prints a line for each program, with its name and what it gave.
+"""
+
+import json
+import sys
+import warnings
+
+import tensorflow as tf
+
+
+def use_everything():
+    """Lets a process have had tables and models on a mesh of ours."""
+    import keras
+    import numpy as np
+    import tf_keras
+
+    import tf_layoutmap as tlm
+    from tf_layoutmap._patches import emulation_rows, engine, table
+
+    dtensor = tf.experimental.dtensor
+    # Of other axes than the meshes of the programs.
+    mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
+    for package in (keras, tf_keras):
+        layout_map = tlm.LayoutMap(mesh=mesh)
+        layout_map[".*kernel"] = dtensor.Layout(
+            [dtensor.UNSHARDED, "model"], mesh)
+        with tlm.layout_map_scope(layout_map):
+            model = package.Sequential([
+                package.Input((4,)), package.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        model.fit(np.ones([4, 4]), np.ones([4, 2]), verbose=0)
+    rows = tlm.ShardedVariable.create(tf.ones([4, 2]), num_shards=2)
+    tf.function(lambda: tf.nn.embedding_lookup(rows, [1, 3]))()
+    for group in table.GROUPS:
+        # Those of an emulated TPU are in force while there is one only.
+        if group != emulation_rows.GROUP:
+            engine.ensure(group)
+
+
+def main():
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 4)
+    kind, *names = sys.argv[1:]
+    if kind == "patched":
+        use_everything()
+    from tests.stock import (  # noqa: F401 - they register their programs.
+        in_graphs,
+        of_keras,
+        of_operations,
+        of_strategies,
+        on_a_mesh,
+        outcome,
+    )
+
+    for name, function in outcome.PROGRAMS.items():
+        if names and name not in names:
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = outcome.outcome_of(function)
+        ours = [str(one.message) for one in caught
+                if "tf_layoutmap" in one.category.__module__]
+        print("FOUND", json.dumps([name, found, ours]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Programs that use nothing of ours give the same in a process that has us.
+
+Each runs in a process that never imports this package, and in one that has
+trained models on a mesh and read tables, with all names replaced. One thing is
+not compared: `enable_missing_ops` adds rules to DTensor for the whole process,
+so that operations that it lacks are computed there instead of refused.
+"""
+
+import json
+import os
+
+import pytest
+
+from tests import forked_process, processes
+from tests.stock import (  # noqa: F401 - they register their programs.
+    in_graphs,
+    of_keras,
+    of_operations,
+    of_strategies,
+    on_a_mesh,
+    outcome,
+)
+
+# Two processes train a hundred small models: a minute of processor time each.
+pytestmark = pytest.mark.slow
+
+SECONDS = 1200
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each program gave: plain, patched, and warnings of ours."""
+    folder = tmp_path_factory.mktemp("stock")
+    # Importing this package has switched passes of DTensor off here.
+    env = {name: value for name, value in os.environ.items()
+           if not name.startswith("DTENSOR_")}
+    workers = [processes.Worker(folder / kind, forked_process.ForkedProcess(
+        ["-m", "tests.stock.run", kind], folder / kind,
+        errors=folder / f"{kind}.err", env=env, cwd=processes.ROOT))
+        for kind in ("plain", "patched")]
+    try:
+        for worker in workers:
+            code = worker.wait(SECONDS)
+            errors = worker.log.with_suffix(".err").read_text()
+            assert code == 0, (
+                f"{code} after {worker.log.read_text()[-200:]}: "
+                f"{errors[-3000:]}")
+    finally:
+        for worker in workers:
+            worker.kill()
+    plain, patched = ({name: rest for name, *rest in (
+        json.loads(line.removeprefix("FOUND "))
+        for line in worker.log.read_text().splitlines()
+        if line.startswith("FOUND "))} for worker in workers)
+    return plain, patched
+
+
+def differences(plain, patched, where=""):
+    """Returns where two outcomes differ, and what each of them has there."""
+    if isinstance(plain, dict) and isinstance(patched, dict) and (
+            plain.keys() == patched.keys()):
+        pairs = [(key, plain[key], patched[key]) for key in plain]
+    elif isinstance(plain, list) and isinstance(patched, list) and (
+            len(plain) == len(patched)):
+        pairs = list(zip(range(len(plain)), plain, patched))
+    else:
+        return [] if plain == patched and type(plain) is type(patched) else [
+            f"{where}: {str(plain)[:300]} is now {str(patched)[:300]}"]
+    return [one for key, first, second in pairs
+            for one in differences(first, second, f"{where}/{key}")]
+
+
+@pytest.mark.parametrize("name", outcome.PROGRAMS)
+def test_a_program_gives_the_same(name, found):
+    plain, patched = (outcomes[name] for outcomes in found)
+    assert not differences(plain[0], patched[0])
+    assert patched[1] == []
+
+
+def test_differences_of_outcomes_are_found():
+    first = {"a": [1, {"error": "ValueError", "line": "N"}]}
+    assert not differences(first, {"a": [1, {"error": "ValueError",
+                                             "line": "N"}]})
+    for other in ({"a": [1, {"error": "TypeError", "line": "N"}]}, {"b": []},
+                  {"a": [1]}, {"a": [True, {"error": "ValueError",
+                                            "line": "N"}]}):
+        assert len(differences(first, other)) == 1
