@@ -3,7 +3,9 @@
     python -m tests.stock.run plain
     python -m tests.stock.run patched [name of a program]
 
-Prints a line for each program, with its name and what it gave.
+Prints a line for each program, with its name and what it gave. For the first,
+set the variables of `tf_layoutmap.layout.dtensor_switches.SAFE`, as importing
+this package does.
 """
 
 import json

@@ -1,9 +1,11 @@
 """Programs that use nothing of ours give the same in a process that has us.
 
 Each runs in a process that never imports this package, and in one that has
-trained models on a mesh and read tables, with all names replaced. One thing is
-not compared: `enable_missing_ops` adds rules to DTensor for the whole process,
-so that operations that it lacks are computed there instead of refused.
+trained models on a mesh and read tables, with all names replaced. Two things
+hold for a whole process and are not compared: `enable_missing_ops` adds rules
+to DTensor, so that operations that it lacks are computed instead of refused;
+and importing this package switches off passes of DTensor that give wrong
+numbers. Both processes run without these passes.
 """
 
 import json
@@ -20,6 +22,7 @@ from tests.stock import (  # noqa: F401 - they register their programs.
     on_a_mesh,
     outcome,
 )
+from tf_layoutmap.layout import dtensor_switches
 
 # Two processes train a hundred small models: a minute of processor time each.
 pytestmark = pytest.mark.slow
@@ -31,9 +34,7 @@ SECONDS = 1200
 def found(tmp_path_factory):
     """What each program gave: plain, patched, and warnings of ours."""
     folder = tmp_path_factory.mktemp("stock")
-    # Importing this package has switched passes of DTensor off here.
-    env = {name: value for name, value in os.environ.items()
-           if not name.startswith("DTENSOR_")}
+    env = {**os.environ, **dtensor_switches.SAFE}
     workers = [processes.Worker(folder / kind, forked_process.ForkedProcess(
         ["-m", "tests.stock.run", kind], folder / kind,
         errors=folder / f"{kind}.err", env=env, cwd=processes.ROOT))
