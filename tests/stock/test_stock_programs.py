@@ -10,10 +10,12 @@ numbers. Both processes run without these passes.
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
-from tests import forked_process, processes
+from tests import processes
 from tests.stock import (  # noqa: F401 - they register their programs.
     in_graphs,
     of_keras,
@@ -35,24 +37,27 @@ def found(tmp_path_factory):
     """What each program gave: plain, patched, and warnings of ours."""
     folder = tmp_path_factory.mktemp("stock")
     env = {**os.environ, **dtensor_switches.SAFE}
-    workers = [processes.Worker(folder / kind, forked_process.ForkedProcess(
-        ["-m", "tests.stock.run", kind], folder / kind,
-        errors=folder / f"{kind}.err", env=env, cwd=processes.ROOT))
-        for kind in ("plain", "patched")]
+    logs = [folder / kind for kind in ("plain", "patched")]
+    running = []
     try:
-        for worker in workers:
-            code = worker.wait(SECONDS)
-            errors = worker.log.with_suffix(".err").read_text()
+        for log in logs:
+            with log.open("w") as out, log.with_suffix(".err").open("w") as err:
+                running.append(subprocess.Popen(
+                    [sys.executable, "-m", "tests.stock.run", log.name],
+                    env=env, cwd=processes.ROOT, stdout=out, stderr=err))
+        for process, log in zip(running, logs):
+            code = process.wait(SECONDS)
             assert code == 0, (
-                f"{code} after {worker.log.read_text()[-200:]}: "
-                f"{errors[-3000:]}")
+                f"{code} after {log.read_text()[-200:]}: "
+                f"{log.with_suffix('.err').read_text()[-3000:]}")
     finally:
-        for worker in workers:
-            worker.kill()
+        for process in running:
+            process.kill()
+            process.wait()
     plain, patched = ({name: rest for name, *rest in (
         json.loads(line.removeprefix("FOUND "))
-        for line in worker.log.read_text().splitlines()
-        if line.startswith("FOUND "))} for worker in workers)
+        for line in log.read_text().splitlines()
+        if line.startswith("FOUND "))} for log in logs)
     return plain, patched
 
 
