@@ -1,4 +1,4 @@
-"""Gradients of `tf.custom_gradient`, freed with the graph that they are in.
+"""Gradients of `tf.custom_gradient`, freed with graphs that use our variables.
 
 TensorFlow keeps such a gradient for as long as the process lives; with it the
 graph, and the memory of all variables that this reads. The training step of

@@ -50,5 +50,5 @@ def _on_mesh(value: Any) -> bool:
         return any(map(_on_mesh, value))
     if isinstance(value, tf.Tensor):
         return pinning.on_own_mesh(value)
-    layout = getattr(value, "layout", None)
+    layout: Any = getattr(value, "layout", None)
     return isinstance(layout, dtensor.Layout) and is_own(layout.mesh)
