@@ -165,18 +165,12 @@ def lookups():
 @program
 def variables():
     variable = dtensor.DVariable(put(numbers(4, 4), "x", U), name="mine")
-    counter = tf.Variable(0)
 
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(variable ** 2)
         variable.assign_sub(0.25 * tape.gradient(loss, variable))
         return loss
-
-    def counted():
-        with dtensor.default_mesh(mesh()):
-            counter.assign_add(1)
-        return counter
 
     def on_the_mesh(step):
         with dtensor.default_mesh(mesh()):
@@ -185,7 +179,7 @@ def variables():
     return attempts(
         eager=lambda: on_the_mesh(step), after=variable.read_value,
         traced=lambda: on_the_mesh(tf.function(step)),
-        later=variable.read_value, counted=counted,
+        later=variable.read_value,
         name=lambda: variable.name, wrong=lambda: variable.assign(
             put(numbers(2, 2), U, U)))
 
