@@ -26,8 +26,8 @@ Status MakeQuantization(float lower, float upper, int64_t num_buckets,
   }
   const float quantum = (upper - lower) / static_cast<float>(num_buckets - 1);
   if (!std::isfinite(lower) || !std::isfinite(upper) ||
-      // Threads that compute with zero instead of subnormal numbers would divide
-      // by it.
+      // Threads that compute with zero instead of subnormal numbers would
+      // divide by it.
       !(quantum >= std::numeric_limits<float>::min()) ||
       !std::isfinite(quantum)) {
     return InvalidArgument(
