@@ -71,6 +71,8 @@ TFOptimizer = _private("backend.tensorflow.optimizer", "TFOptimizer")
 
 # A model whose layers are known by their names, not by attributes.
 Functional = _private("models.functional", "Functional")
+_method(Functional, "_run_through_graph", "inputs", "operation_fn", "call_fn")
+_method(Functional, "_standardize_inputs", "inputs")
 
 # What a model that is no graph of layers was last called with.
 get_input_signature = _private("export.export_utils", "get_input_signature")

@@ -1,12 +1,14 @@
 """Layers on a mesh, called with tensors from the host."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
+from tf_layoutmap.layout.keras3 import host_layers
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import batches, pinning, trace_context
 from tf_layoutmap.layout.mesh.layouts import Mesh
@@ -17,6 +19,11 @@ from tf_layoutmap.layout.tf_ops import eager_operations
 dtensor = tf.experimental.dtensor
 
 _is_inside = ThreadValue(False)
+
+
+def on_host() -> AbstractContextManager[None]:
+    """While open, layers of a mesh that have no weights on it run elsewhere."""
+    return _is_inside.set_to(True)
 
 
 def call(original: Callable[..., Any], layer: Any, *args: Any,
@@ -38,15 +45,28 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     if any(isinstance(x, keras.KerasTensor) for x in flat):
         return original(layer, *args, **kwargs)
     from_host = any(batches.is_host_value(x) for x in flat)
+    split = host_layers.of_model(layer) if from_host and args else None
+    results: list[Any] = []
+    if split is not None:
+        with on_host():
+            results = split.compute(args[0])
     with _is_inside.set_to(True), trace_context.default_mesh(context.mesh), (
             eager_operations.strictly(context.layout_map.strict)):
         if from_host:
-            args, kwargs = cast(Any, keras.tree.map_structure(
-                lambda x: batches.replicated(x, context.mesh), (args, kwargs)))
-        outputs = original(layer, *args, **kwargs)
+            # Devices do not exchange strings, which no layer on the mesh uses.
+            args, kwargs, results = cast(Any, keras.tree.map_structure(
+                lambda x: x if split is not None and _is_string(x)
+                else batches.replicated(x, context.mesh),
+                (args, kwargs, results)))
+        with host_layers.given(split, results):
+            outputs = original(layer, *args, **kwargs)
         if from_host:
             outputs = keras.tree.map_structure(batches.readable, outputs)
         return outputs
+
+
+def _is_string(x: Any) -> bool:
+    return tf.is_tensor(x) and x.dtype == tf.string
 
 
 def _traced(original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any,

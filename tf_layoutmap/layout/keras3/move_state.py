@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap.layout.keras3 import initial_values
+from tf_layoutmap.layout.keras3 import host_layers, initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
@@ -42,11 +42,14 @@ def move_variable(variable: Any, context: MeshContext) -> None:
 def move_model_state(model: Any, context: MeshContext) -> None:
     """Replicates seeds, metrics and other state of `model`; refuses weights.
 
+    Weights of layers that run on the host stay there.
+
     Raises:
       ValueError: Some weight was built without the scope.
     """
+    on_host = {id(weight) for weight in host_layers.weights_of(model)}
     for variable in model.variables:
-        if isinstance(variable, MeshVariable):
+        if isinstance(variable, MeshVariable) or id(variable) in on_host:
             continue
         if variable.trainable or any(variable is w for w in model.weights):
             raise ValueError(

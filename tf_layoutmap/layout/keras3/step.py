@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap import _keras_private
-from tf_layoutmap.layout.keras3 import move_state
+from tf_layoutmap.layout.keras3 import host_layers, layer_calls, move_state
 from tf_layoutmap.layout.keras3.context import (
     activated,
     active_context,
@@ -32,6 +32,19 @@ class _Step(MeshStep):
 
     def __call__(self, batch: Any) -> Any:
         return super().__call__(self.map_structure(_without_optional, batch))
+
+    def with_host_results(self, batch: Any) -> Any:
+        split = host_layers.of_model(self.model)
+        if split is None:
+            return batch, []
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        with layer_calls.on_host():
+            return batch, split.compute(x)
+
+    def run(self, batch: Any) -> Any:
+        batch, results = batch
+        with host_layers.given(host_layers.of_model(self.model), results):
+            return super().run(batch)
 
     def prepare(self, batch: Any) -> None:
         with activated(self.context):

@@ -28,7 +28,7 @@ def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     """Returns one tensor of a batch on `mesh`, cut along `batch_dim`.
 
     Replicated if its first dimension does not divide, or without a
-    `batch_dim`. What is on a mesh already, and None, stays.
+    `batch_dim`, as are strings. What is on a mesh already, and None, stays.
 
     Raises:
       TypeError: It is a sparse or ragged tensor.
@@ -42,6 +42,9 @@ def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
             "`.to_tensor()` or tf.sparse.to_dense.")
     if not tf.is_tensor(x):
         x = np.asarray(x)
+    if tf.as_dtype(x.dtype) == tf.string and dtensor.num_clients() == 1:
+        # Devices could not exchange parts of it.
+        batch_dim = None
     return transfer.to_mesh(
         x, layout_of_batch(x.shape, mesh, batch_dim))
 

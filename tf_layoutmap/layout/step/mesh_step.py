@@ -65,8 +65,16 @@ class MeshStep:
         """Returns a structure of tensors with `function` applied to each."""
         return tf.nest.map_structure(function, structure)
 
+    def with_host_results(self, batch: Any) -> Any:
+        """Returns a batch of the host as `run` takes it."""
+        return batch
+
     def run(self, batch: Any) -> Any:
-        """Runs the step of the model on a batch that is on the mesh."""
+        """Runs the step of the model on a batch that is on the mesh.
+
+        Args:
+          batch: As `with_host_results` returns it.
+        """
         return self.model_step(batch)
 
     def _run_whole(self, batch: Any) -> Any:
@@ -81,6 +89,7 @@ class MeshStep:
             self._is_prepared = True
             self._warn_of_settings(batch)
         self.checks.compare_model()
+        batch = self.with_host_results(batch)
         batch = self.map_structure(
             lambda x: batches.to_batch(x, mesh, batch_dim), batch)
         with self.checks.running(), step_errors.errors_once(mesh):

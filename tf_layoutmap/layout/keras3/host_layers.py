@@ -1,0 +1,173 @@
+"""Layers at the inputs of a model that run on the host, before a step.
+
+Devices of a mesh neither exchange strings nor hold lookup tables. Layers right
+behind the inputs of a Functional or Sequential model that look strings or
+integers up (`StringLookup`, `TextVectorization`, `Hashing`), or that were
+adapted before the model was made (`Normalization` of a `FeatureSpace`), are
+computed on the host for each batch. Their results are brought to the mesh,
+where the rest of the model runs.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+
+from tf_layoutmap import _keras_private
+from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh.thread_value import ThreadValue
+
+# The attribute of a Functional model with its `HostLayers`, or None.
+_SPLIT = "_layoutmap_host_layers"
+
+# Layers that DTensor has no operations for, whatever their inputs are.
+_LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup,
+            keras.layers.TextVectorization, keras.layers.Hashing,
+            keras.layers.HashedCrossing)
+
+# Layers that have weights, none of them trained, once they were adapted.
+_ADAPTED = (*_LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
+
+# The Functional model that this thread runs, and its results of the host.
+_given: ThreadValue[tuple[Any, list[Any]]] = ThreadValue((None, []))
+
+
+class HostLayers:
+    """The part of a Functional model that runs on the host.
+
+    Attributes:
+      functional: The model.
+      layers: The layers that run on the host.
+      on_mesh: The rest of the model, a `keras.Function`.
+    """
+
+    def __init__(self, functional: Any, layers: list[Any], results: list[Any]):
+        """Splits a model.
+
+        Args:
+          functional: The model.
+          layers: The layers that run on the host.
+          results: Symbolic results of the host that the mesh uses, inputs of
+            the model among them.
+        """
+        self.functional = functional
+        self.layers = layers
+        self._on_host = keras.Function(functional.inputs, results)
+        self.on_mesh = keras.Function(results, functional._outputs_struct)
+
+    def compute(self, inputs: Any) -> list[Any]:
+        """Returns what the mesh needs of a batch, on the host.
+
+        Args:
+          inputs: What the model is called with, from the host.
+        """
+        return list(self._on_host(self.functional._standardize_inputs(inputs)))
+
+    def given(self, results: list[Any]) -> AbstractContextManager[None]:
+        """While open, calls of the model use these results.
+
+        Args:
+          results: As of `compute`, on the mesh.
+        """
+        return _given.set_to((self.functional, results))
+
+
+def given(split: HostLayers | None,
+          results: list[Any]) -> AbstractContextManager[None]:
+    """Returns `split.given(results)`, or an empty context without a split."""
+    return nullcontext() if split is None else split.given(results)
+
+
+def of_model(model: Any) -> HostLayers | None:
+    """Returns the layers of `model` that run on the host; None without one."""
+    functional = getattr(model, "_functional", model)
+    if not isinstance(functional, _keras_private.Functional) or (
+            not _is_called_once(model)):
+        return None
+    found = vars(functional)
+    if _SPLIT not in found:
+        # Not by `setattr`: Keras would track it as a layer.
+        found[_SPLIT] = _split(functional)
+    return found[_SPLIT]
+
+
+def weights_of(model: Any) -> list[Any]:
+    """Returns the weights of the layers of `model` that run on the host."""
+    split = of_model(model)
+    return [] if split is None else [
+        weight for layer in split.layers
+        for weight in getattr(layer, "variables", ())]
+
+
+def run_through_graph(original: Any, model: Any, inputs: Any,
+                      *args: Any, **kwargs: Any) -> Any:
+    """Runs a Functional model; on a mesh with the given results of the host."""
+    functional, results = _given.get()
+    if functional is None or functional is not model:
+        return original(model, inputs, *args, **kwargs)
+    return original(functional._layoutmap_host_layers.on_mesh, results,
+                    *args, **kwargs)
+
+
+def _is_called_once(model: Any) -> bool:
+    """Whether a step calls the model once, with its inputs as they are.
+
+    Results of the host are those of the inputs of the batch: a step or call
+    that a user has written may call the model with others.
+    """
+    return all(
+        getattr(getattr(model, name), "__func__", None) is getattr(kind, name)
+        for kind, names in (
+            (keras.Sequential if isinstance(model, keras.Sequential)
+             else _keras_private.Functional, ("call",)),
+            (keras.Model, ("train_step", "test_step", "predict_step",
+                           "compute_loss")))
+        for name in names)
+
+
+def _split(functional: Any) -> HostLayers | None:
+    """Returns the host layers of a Functional model; None without one."""
+    given = {id(x) for x in functional.inputs}
+    on_host = {*given}
+    layers: list[Any] = []
+    used: dict[int, Any] = {}
+    for depth in sorted(functional._nodes_by_depth, reverse=True):
+        for node in functional._nodes_by_depth[depth]:
+            if node.is_input:
+                continue
+            if _runs_on_host(node, on_host, on_host - given):
+                layers.append(node.operation)
+                on_host.update(map(id, node.outputs))
+            else:
+                used.update((id(x), x) for x in node.input_tensors
+                            if id(x) in on_host)
+    used.update((id(x), x) for x in functional.outputs if id(x) in on_host)
+    if not layers or any(_is_string(x) for x in used.values()):
+        return None
+    return HostLayers(functional, layers, list(used.values()))
+
+
+def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
+    """Whether a node of a model runs on the host.
+
+    Args:
+      node: A call of a layer or an operation.
+      on_host: Identities of symbolic tensors that the host has.
+      computed: Those that it has computed.
+    """
+    layer, inputs = node.operation, node.input_tensors
+    weights = getattr(layer, "weights", [])
+    if any(isinstance(weight, MeshVariable) for weight in weights) or any(
+            id(x) not in on_host for x in inputs):
+        return False
+    if weights:
+        return isinstance(layer, _ADAPTED)
+    return isinstance(layer, _LOOKUPS) or any(map(_is_string, inputs)) or (
+        isinstance(layer, keras.layers.CategoryEncoding) and
+        all(id(x) in computed for x in inputs))
+
+
+def _is_string(x: Any) -> bool:
+    return keras.backend.standardize_dtype(x.dtype) == "string"
