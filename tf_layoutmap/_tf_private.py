@@ -8,7 +8,7 @@ the remedy, and not in the middle of a training run. To add one: a line, a why.
 import contextlib
 import importlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -521,6 +521,25 @@ def graphs_around() -> Iterator[Any]:
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
+
+
+def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` for `tf.py_function`, freed with the traced graphs.
+
+    TensorFlow 2.21 keeps what `tf.py_function` is given in the default graph,
+    for as long as the process lives, with all that it refers to.
+    """
+    for graph in graphs_around():
+        if isinstance(graph, FuncGraph):
+            if not hasattr(graph, "_layoutmap_functions"):
+                graph._layoutmap_functions = []
+            graph._layoutmap_functions.append(function)
+    kept = weakref.ref(function)
+
+    def call(*args: Any) -> Any:
+        return kept()(*args)
+
+    return call
 
 
 def captured_by_trace(tensor: Any) -> Any:

@@ -249,7 +249,8 @@ def test_an_error_of_no_closure_ends_the_round(made):
 
     coordinator.join = join
     ended = ours.run(3)
-    assert ended.error is BAD
+    assert type(ended.error) is type(BAD)
+    assert ended.error.message == BAD.message
     assert ended.num_done == 1
 
 

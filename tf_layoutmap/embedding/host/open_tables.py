@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _ops
+from tf_layoutmap import _ops, _tf_private
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import feature_inputs
 from tf_layoutmap.embedding.variables import tables
@@ -157,7 +157,9 @@ class OpenTables:
             return ""
 
         # Ordered by the engine: a dequeue that follows sees a step that stays.
-        take_back(tf.py_function(why_not, values, tf.string), raises=True)
+        take_back(tf.py_function(
+            _tf_private.kept_by_graphs(why_not), values, tf.string),
+            raises=True)
 
     def tell_table(self, table: int, values: Sequence[Any]) -> None:
         """The same of one table: keys, rows and slot variables."""
