@@ -534,7 +534,8 @@ def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
             if not hasattr(graph, "_layoutmap_functions"):
                 graph._layoutmap_functions = []
             graph._layoutmap_functions.append(function)
-    kept = weakref.ref(function)
+    # Alive whenever it is called: by a function with one of these graphs.
+    kept: Any = weakref.ref(function)
 
     def call(*args: Any) -> Any:
         return kept()(*args)

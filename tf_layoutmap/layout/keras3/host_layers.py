@@ -63,7 +63,9 @@ class HostLayers:
         Args:
           inputs: What the model is called with, from the host.
         """
-        return list(self._on_host(self.functional._standardize_inputs(inputs)))
+        results: Any = self._on_host(
+            self.functional._standardize_inputs(inputs))
+        return list(results)
 
     def given(self, results: list[Any]) -> AbstractContextManager[None]:
         """While open, calls of the model use these results.
