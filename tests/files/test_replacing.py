@@ -135,7 +135,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     leftover.mkdir()
     replace(tmp_path / "target", "one")
     assert text_of(tmp_path / "target") == "one"
-    assert leftover.exists()  # Nobody knows whether its writer is alive.
+    assert leftover.exists()  # Its writer may be alive.
 
 
 def test_a_link_to_a_file_stays_one(tmp_path):

@@ -62,7 +62,7 @@ class EpochStats:
         self._before = self._read()
 
     def end(self, epoch: int) -> EpochNumbers:
-        """Returns the numbers of an epoch, and writes those of each table."""
+        """Returns the numbers of an epoch; writes them for each table."""
         total: collections.Counter[str] = collections.Counter()
         by_table: dict[str, float] = {}
         now = self._read()

@@ -98,7 +98,7 @@ TEST(QuantizationTest, LimitsWithoutAnythingBetweenAreRefusedByTable) {
   for (float lower : {1.0f, 2.0f, std::nanf(""), -kInfinity}) {
     EXPECT_NE(refusal(lower, 1, 2).find("limits"), std::string::npos);
   }
-  // A step that is no normal number.
+  // The step is a subnormal number.
   EXPECT_NE(refusal(0, 1e-37f, 256).find("limits"), std::string::npos);
   EXPECT_TRUE(MakeQuantization(0, 4e-36f, 256, "t", &q).ok());
 }

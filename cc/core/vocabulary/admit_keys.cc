@@ -31,7 +31,7 @@ using std::to_string;
 // What a step has changed, as it was before.
 struct OldVocabulary {
   RawArray<OldLane> lanes;
-  // Of each segment, in the order in which they were changed.
+  // The changed lanes of each segment, in the order of the changes.
   std::vector<Span<const OldLane>> changed;
   std::vector<uint8_t> sketch;
   std::vector<int64_t> seen;

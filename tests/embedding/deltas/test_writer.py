@@ -86,7 +86,7 @@ def test_a_process_that_starts_again_goes_on(tmp_path):
     for step in range(4):
         cases.train(one, step)
         writer.write()
-    # Of a writer that was killed.
+    # The staging folder of a writer that was killed.
     (tmp_path / f".writing-00000005.partial-{'0' * 16}").mkdir()
     again = cases.embedding(num_shards=3)
     full = check(one, base, tmp_path, tmp_path)

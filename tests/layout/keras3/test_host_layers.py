@@ -37,7 +37,7 @@ def by_columns():
         (inputs["color"], inputs["code"]))
     x = L.Concatenate(name="all")([
         L.Flatten()(L.Embedding(4, 8, name="words")(color)),
-        # Of the code itself, too, which is also looked up.
+        # The mesh uses the code itself, too.
         keras.ops.cast(inputs["code"], "float32"), code, crossed,
         inputs["size"]])
     x = L.Dense(16, activation="tanh", name="d1")(x)

@@ -78,7 +78,7 @@ class Coordinator:
 
 
 class Closure:
-    """A StepClosure whose servers are those of the coordinator."""
+    """A StepClosure that uses the servers of the coordinator."""
 
     def __init__(self, coordinator, body):
         del body

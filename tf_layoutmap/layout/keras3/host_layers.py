@@ -30,8 +30,9 @@ _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup,
 # Layers that have weights, none of them trained, once they were adapted.
 _ADAPTED = (*_LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
 
-# The Functional model that this thread runs, and its results of the host.
-_given: ThreadValue[tuple[Any, list[Any]]] = ThreadValue((None, []))
+# The split of the model that this thread runs, and the results of the host.
+_given: ThreadValue[tuple[HostLayers | None, list[Any]]] = ThreadValue(
+    (None, []))
 
 
 class HostLayers:
@@ -67,19 +68,16 @@ class HostLayers:
             self.functional._standardize_inputs(inputs))
         return list(results)
 
-    def given(self, results: list[Any]) -> AbstractContextManager[None]:
-        """While open, calls of the model use these results.
-
-        Args:
-          results: As of `compute`, on the mesh.
-        """
-        return _given.set_to((self.functional, results))
-
 
 def given(split: HostLayers | None,
           results: list[Any]) -> AbstractContextManager[None]:
-    """Returns `split.given(results)`, or an empty context without a split."""
-    return nullcontext() if split is None else split.given(results)
+    """While open, calls of the model of `split` use these results.
+
+    Args:
+      split: The host layers of a model; None without one.
+      results: As `split.compute` returns them, on the mesh.
+    """
+    return nullcontext() if split is None else _given.set_to((split, results))
 
 
 def of_model(model: Any) -> HostLayers | None:
@@ -106,18 +104,17 @@ def weights_of(model: Any) -> list[Any]:
 def run_through_graph(original: Any, model: Any, inputs: Any,
                       *args: Any, **kwargs: Any) -> Any:
     """Runs a Functional model; on a mesh with the given results of the host."""
-    functional, results = _given.get()
-    if functional is None or functional is not model:
+    split, results = _given.get()
+    if split is None or split.functional is not model:
         return original(model, inputs, *args, **kwargs)
-    return original(functional._layoutmap_host_layers.on_mesh, results,
-                    *args, **kwargs)
+    return original(split.on_mesh, results, *args, **kwargs)
 
 
 def _is_called_once(model: Any) -> bool:
     """Whether a step calls the model once, with its inputs as they are.
 
-    Results of the host are those of the inputs of the batch: a step or call
-    that a user has written may call the model with others.
+    The host computes results for the inputs of the batch; a step or call that
+    a user has written may call the model with other inputs.
     """
     return all(
         getattr(getattr(model, name), "__func__", None) is getattr(kind, name)
